@@ -78,11 +78,15 @@ class Resender:
     def _ask(self, kind: Any, *fields: Any) -> Any:
         request = self._send(kind, *fields)
         deadline = time.monotonic() + WAIT_SECONDS
+        others: list[Any] = []
         while time.monotonic() < deadline:
             answer = self._receive(1.0)
             if answer is not None and getattr(answer, "request", None) == request:
                 return answer
-        raise AssertionError(f"{self.name}: no answer to {kind.__name__} in {WAIT_SECONDS} s")
+            if answer is not None:
+                others.append(answer)
+        text = f"{self.name}: no answer to {kind.__name__} in {WAIT_SECONDS} s"
+        raise AssertionError(f"{text}, but {others[:3]}")
 
     def connect(self) -> int:
         """Look the topic up, open the producer; the broker's next sequence."""

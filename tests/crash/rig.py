@@ -150,6 +150,7 @@ class Server:
         assert broker is not None and broker.process.stdout is not None
         broker.process.stdout.close()
         broker.errors.close()
+        broker.check_errors()
 
     @contextmanager
     def client(self, **options: Any) -> Iterator[danube_fast.Client]:

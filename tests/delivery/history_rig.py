@@ -59,14 +59,24 @@ def publish(client: Any, start: int, count: int, topic: str = TOPIC) -> None:
 
 
 def read_all(
-    client: Any, start: int, end: int, topic: str = TOPIC, position: Any = "earliest"
+    client: Any,
+    start: int,
+    end: int,
+    topic: str = TOPIC,
+    position: Any = "earliest",
+    start_max: int = 0,
 ) -> None:
-    """Read by a reader, and expect each number from `start` to `end` once, in order."""
-    expected = start
+    """Read by a reader, and expect each number from `start` to `end` once, in order. `start_max`: up to which number
+    deletion may have gone on meanwhile."""
+    expected, is_first = start, True
     with client.reader(topic, start=position) as reader:
         while expected < end:
             batch = reader.receive_batch(1000, timeout=WAIT_SECONDS)
             assert len(batch), f"nothing came behind message {expected} of {end}"
+            if is_first and start_max:
+                expected = NUMBER.unpack_from(batch.payloads()[0])[0]
+                assert start <= expected <= start_max
+            is_first = False
             for payload in batch.payloads()[
                 : end - expected
             ]:  # what is behind `end` is not looked at

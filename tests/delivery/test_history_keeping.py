@@ -97,7 +97,7 @@ def test_old_messages_leave_the_store(sweeping: Broker, store: Path) -> None:
         wait_until("the deletion", is_bounded)
         first = first_offset(client)
         assert first < 22_000
-        read_all(client, first, 30_000)
+        read_all(client, first, 30_000, start_max=22_000)  # it may go on until 10 MiB are left
     verify(store)
 
 

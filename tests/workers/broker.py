@@ -98,8 +98,14 @@ class Broker:
 
     def error_text(self) -> str:
         """What it wrote to stderr so far."""
-        self.errors.flush()
+        if not self.errors.closed:
+            self.errors.flush()
         return Path(self.errors.name).read_text()
+
+    def check_errors(self) -> None:
+        """No process has ended by a fault of the code: the supervisor starts another, and most clients never tell."""
+        text = self.error_text()
+        assert "Traceback" not in text, text[text.index("Traceback") :][:5000]
 
     @property
     def pids(self) -> list[int]:
@@ -131,6 +137,8 @@ class Broker:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.errors.close()
+        if exception == (None, None, None):
+            self.check_errors()
 
 
 class Client:

@@ -124,6 +124,24 @@ def test_bundles_for_which_there_is_no_room_are_not_copied_each_time(
     assert 1 <= len(copied) <= 3
 
 
+def test_rings_go_on_beside_a_bundle_for_which_there_is_no_room(rigs: Callable[..., Rig]) -> None:
+    """A bundle that was received and is left to Python lies apart from those that are taken behind it."""
+    rig = rigs(ipc_endpoint=fresh_endpoint(), group_bytes_max=ROOM_BYTES)
+    rig.assign(1, durability="os")
+    routed, ringed = publisher_of(rig), Publisher(rig, 1, "over rings", ring_client(rig))
+    for _ in range(20):
+        ringed.post(5)
+        routed.post(size=LARGE_BYTES)
+        for _ in range(2 * _LEFT_MAX):
+            routed.post()
+        wait(lambda: rig.worker.server._port.readable(), "a PUBLISH at the worker")
+        ringed.finish()
+        routed.finish()
+    assert all(status == 0 for status, _ in routed.outcomes + ringed.outcomes)
+    offsets = sorted(offset for _, offset in routed.outcomes + ringed.outcomes)
+    assert offsets == [*range(len(offsets))]
+
+
 @pytest.mark.parametrize("parts", [0, 2, 3, 70])
 def test_a_publish_with_any_number_of_parts_is_refused(rig: Rig, parts: int) -> None:
     rig.assign(1, durability="memory")

@@ -8,6 +8,7 @@ after the broker is ready: that takes half a second, which no client should wait
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -26,6 +27,7 @@ REQUEST_SECONDS = 10.0
 CONNECTIONS_MAX = 32
 """Then the one that has waited longest is closed for a new one."""
 ACCEPTED_AT_ONCE_MAX = 16
+RETRY_SECONDS = 1.0
 STOP_WAIT_SECONDS = 1.0
 """The thread dies with the process; only requests under way are waited for."""
 
@@ -77,10 +79,10 @@ class WebThread:
     """Serve HTTP on an inherited listening socket until `stop`."""
 
     def __init__(self, view: BrokerView, listen_fd: int) -> None:
-        self._view, self._listen_fd = view, listen_fd
+        self._view, self._socket = view, socket.socket(fileno=listen_fd)
         self._server: Any = None
         self._wake: Callable[[], object] = lambda: None
-        self._stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admin-http", daemon=True)
 
     def start(self) -> None:
@@ -89,17 +91,31 @@ class WebThread:
 
     def stop(self) -> None:
         """Ask the thread to end and give it a moment."""
-        self._stopped = True
+        self._stopped.set()
         if self._server is not None:
             self._server.should_exit = True
             self._wake()
             self._thread.join(STOP_WAIT_SECONDS)
 
     def _run(self) -> None:
-        try:
-            self._serve()
-        except Exception:  # the broker goes on without its admin port
-            _log.exception("the admin port stopped; restart the coordinator to have it back")
+        while not self._stopped.is_set():
+            try:
+                self._serve()
+                return
+            except Exception as error:  # the broker goes on without its admin port
+                if not self._is_short_of_descriptors(error):
+                    _log.exception(
+                        "the admin port stopped; restart the coordinator to have it back"
+                    )
+                    return
+                _log.warning("the admin port waits: %s; raise `ulimit -n`", error)
+                self._stopped.wait(RETRY_SECONDS)
+
+    def _is_short_of_descriptors(self, error: Exception) -> bool:
+        """Whether the server has not begun, for lack of descriptors, which others may give back."""
+        has_begun = self._server is not None and self._server.started
+        is_short = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        return is_short and not has_begun
 
     def _serve(self) -> None:
         import asyncio
@@ -130,5 +146,5 @@ class WebThread:
             timeout_graceful_shutdown=1,
         )
         self._server = Server(config)
-        if not self._stopped:
-            self._server.run(sockets=[socket.socket(fileno=self._listen_fd)])
+        if not self._stopped.is_set():
+            self._server.run(sockets=[self._socket])

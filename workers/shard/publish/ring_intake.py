@@ -47,6 +47,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     AT_TAKEN,
     COMMAND_ROOM,
     EVENTS_MAX,
+    LEFT_PLACE,
     LINK_WORDS,
     ROUTED_BYTES,
     STAGING_BYTES,
@@ -115,7 +116,7 @@ class RingIntake:
         self._strangers: dict[bytes, None] = {}
         """Peers of the ROUTER that kernels did not know: perhaps they have a session by now."""
         self._received = bytearray(ROUTED_BYTES)
-        self._holders: list[bytes | None] = [None] * TAKEN_MAX
+        self._holders: list[bytes | None] = [None] * (LEFT_PLACE + 1)
         self._staging = bytearray(STAGING_BYTES + GROUP_ALIGNMENT + HEADER_BYTES)
         self._events = bytearray(EVENTS_MAX * EPOLL_EVENT_BYTES)
         self._capacity = 0
@@ -371,11 +372,11 @@ class RingIntake:
             self._hand_on(rows, self._senders(rows, links))
         self._outlets.close()
         if words[JobWord.IN_HAND]:
-            self._hold(taken)
+            self._hold()
         return taken
 
-    def _hold(self, place: int) -> None:
-        """Give the message in hand to the server. Its body, if there is one, is the holder at that place."""
+    def _hold(self) -> None:
+        """Give the message in hand to the server."""
         words, received = self._words, self._received
         in_hand, found = words[JobWord.IN_HAND], words[JobWord.COMMAND_FOUND]
         sender_bytes = words[JobWord.SENDER_FOUND] & SIZE_MASK
@@ -390,7 +391,7 @@ class RingIntake:
             take_rest(FUNCTIONS, message, address_of(command), size)
         if in_hand == _WHOLE:
             found = words[JobWord.BODY_FOUND]
-            body, self._holders[place] = self._holders[place], None
+            body, self._holders[LEFT_PLACE] = self._holders[LEFT_PLACE], None
             if body is None:
                 raise MemoryError(f"no memory for a bundle of {found & SIZE_MASK} bytes")
             parts = [body]

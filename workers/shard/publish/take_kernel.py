@@ -21,7 +21,7 @@ from danube_fast.broker.admission.layout import (
     StateWord,
 )
 from danube_fast.errors import Status
-from danube_fast.frame.cpython import AT_BYTES_DATA
+from danube_fast.frame.cpython import AT_BYTES_DATA, AT_LIST_ITEMS, POINTER_BYTES
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, HEADER_BYTES
 from danube_fast.frame.memory import load_i64, load_u8, load_word, store_u64, store_word
@@ -59,6 +59,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     AT_SENDER,
     AT_TAKEN,
     COMMAND_ROOM,
+    LEFT_PLACE,
     LINK_BYTES,
     SENDER_ROOM,
     TAKEN_BYTES,
@@ -229,6 +230,18 @@ def _receive_body(job: int) -> int:
     return holder
 
 
+@kernel("int64(int64)")
+def _leave_body(job: int) -> int:
+    """Put the bundle in hand behind the taken ones, which may become more: ORDINARY."""
+    items = load_i64(load_word(job, JobWord.HOLDERS) + AT_LIST_ITEMS)
+    holder = items + load_word(job, JobWord.TAKEN) * POINTER_BYTES
+    left = items + LEFT_PLACE * POINTER_BYTES
+    none = load_i64(left)
+    store_u64(left, load_i64(holder))
+    store_u64(holder, none)
+    return LinkStatus.ORDINARY
+
+
 @kernel("int64(int64,int64)")
 def _link_of(job: int, peer: int) -> int:
     """The link of a peer of the ROUTER in this turn."""
@@ -261,7 +274,7 @@ def _take_routed(job: int) -> int:
     if size > PLAIN_BYTES_MAX:
         store_u64(peer + LEFT * WORD_BYTES, _LEFT_MAX)
     if holder == 0 or found >> MORE_SHIFT != 0 or _has_room(job, size) == 0:
-        return _ORDINARY
+        return _leave_body(job)
     store_word(job, JobWord.IN_HAND, 0)
     return _admit_taken(job, _link_of(job, peer), holder + AT_BYTES_DATA, size)
 

@@ -27,6 +27,7 @@ __all__ = [
     "AT_TAKEN",
     "COMMAND_ROOM",
     "EVENTS_MAX",
+    "LEFT_PLACE",
     "LINK_BYTES",
     "LINK_WORDS",
     "OUTLETS_MAX",
@@ -49,6 +50,8 @@ __all__ = [
 ]
 
 TAKEN_MAX = 256
+LEFT_PLACE = TAKEN_MAX
+"""Of the holders: a bundle that kernels have received and leave to Python."""
 """Messages that one turn takes."""
 OUTLETS_MAX = 256
 """Partitions that have an outlet in one turn; those of others go the ordinary way."""
