@@ -151,7 +151,7 @@ def test_joint_frames_are_sent_again_after_a_lost_session(
     ("owner", "name"),
     [
         (bundler, "join"), (Lane, "packed"), (ProducerState, "sent"), (bundler.Bundler, "_publish"),
-        (Connection, "send_bundle"), (Lane, "answered"), (ProducerState, "completed"), (bundler.Bundler, "answered"),
+        (Connection, "send_bundle"), (Lane, "acked"), (ProducerState, "completed"), (bundler.Bundler, "answered"),
     ],
 )  # fmt: skip
 def test_an_interrupt_while_many_lanes_are_packed(
@@ -187,7 +187,7 @@ def test_an_interrupt_while_many_lanes_are_packed(
         producer.flush(timeout=60)
     for each in names:
         assert stored(broker, each) == [b"%d" % number for number in range(10)]
-    assert max(joint, default=0) > TOPICS // 2 or name in ("join", "answered", "completed")
+    assert max(joint, default=0) > TOPICS // 2 or name in ("join", "acked", "answered", "completed")
 
 
 def test_threads_that_send_without_the_lock_lose_nothing(

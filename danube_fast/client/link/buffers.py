@@ -137,6 +137,9 @@ class Sender(Protocol):
     def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
         """Take the broker's answer to one frame."""
 
+    def acked(self, sending: Sending, offset: int) -> None:
+        """Take the answer that a frame is stored."""
+
 
 class Sending:
     """A packed frame until it is acked or given up."""

@@ -273,7 +273,13 @@ class Bundler:
 
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
         """Hand each frame of one PUBLISH its answer: status and offset."""
-        for index, sending in enumerate(self.on_way.pop(request, ())):
+        sendings = self.on_way.pop(request, [])
+        if len(outcome) == 2 * len(sendings) and not any(outcome[::2]):
+            for sending, offset in zip(sendings, outcome[1::2], strict=True):
+                if sending.request == request:
+                    sending.lane.acked(sending, offset)
+            return
+        for index, sending in enumerate(sendings):
             # a bundle that was refused as a whole has one outcome
             place = 2 * index if len(outcome) > 2 * index else 0
             status = outcome[place]

@@ -240,11 +240,11 @@ class Lane(LaneState):
 
     def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
         """Take the broker's answer to one frame."""
+        if status <= Status.DUPLICATE:
+            self.acked(sending, offset)
+            return
         sending.request = 0
         self.on_way -= 1
-        if status <= Status.DUPLICATE:
-            self._on_acked(sending, offset)
-            return
         if status == Status.NOT_OWNER:
             self._has_moved = True
         elif status == Status.FENCED:
@@ -271,7 +271,10 @@ class Lane(LaneState):
         if self.on_way == 0 and self.phase is Phase.PAUSED:
             self._recover()
 
-    def _on_acked(self, sending: Sending, offset: int) -> None:
+    def acked(self, sending: Sending, offset: int) -> None:
+        """Take the answer that a frame is stored."""
+        sending.request = 0
+        self.on_way -= 1
         self.refusal = None
         sending.done, sending.offset = True, offset
         unacked = self.unacked

@@ -37,7 +37,7 @@ class ProducerState:
     remedies: ClassVar[Remedies] = Remedies()
 
     __slots__ = (
-        "_errors", "_last_id", "_refusal", "_route", "_routes", "_window_bytes", "ack_class", "acked_messages", "name",
+        "_errors", "_last", "_refusal", "_route", "_routes", "_window_bytes", "ack_class", "acked_messages", "name",
         "packer", "pump", "timeout_ns", "unacked_bytes",
     )  # fmt: skip
 
@@ -55,7 +55,8 @@ class ProducerState:
         self._routes = routes
         self._route = route
         self._window_bytes = options.window_bytes
-        self._last_id: MessageId | None = None
+        self._last: tuple[str, int] | None = None
+        """Topic and offset of the message that was acked last."""
         self._errors: list[tuple[str, str, int, DanubeError]] = []
         self._refusal: DanubeError | None = None
         """Set once no further message can be taken: closed, or forked."""
@@ -83,10 +84,12 @@ class ProducerState:
         self.pump.unacked_bytes -= sending.frame_bytes
         self.packer.pool.give_back(sending.buffer)
         error, count = sending.error, sending.message_count
-        last = None
         if error is None:
-            last = self._last_id = MessageId(topic, sending.offset + count - 1)
+            self._last = topic, sending.offset + count - 1
             self.acked_messages += count
+            if not sending.callbacks:
+                return
+        last = None if error is not None else MessageId(topic, sending.offset + count - 1)
         told = 0
         for index, call in sending.callbacks or ():
             done = last

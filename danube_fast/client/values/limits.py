@@ -88,7 +88,9 @@ CREDIT_PARTS = 4
 """Credit goes back in steps of the window divided by this."""
 SMALL_FRAMES_MIN = 16
 """Credit of a frame goes back when all of it was taken, if the window holds so many of its size."""
-ACK_DELAY_NS = 10 * MILLISECOND_NS
+ACK_DELAY_NS = 40 * MILLISECOND_NS
+"""Acks of a steady stream go this seldom: each takes a turn of the worker, and its sync another, for which a message
+that comes just then waits."""
 ACK_CONFIRM_NS = 1 * SECOND_NS
 """How often acks ask for an answer, so that what is known to be durable need not be remembered."""
 ACK_RANGES_MAX = 4096

@@ -13,8 +13,8 @@ __all__ = ["Cursors"]
 INTERVAL_NS = 10 * MILLISECOND_NS
 """Cursors are written at most this often."""
 EACH_NS = 100_000
-INTERVAL_NS_MAX = 60 * MILLISECOND_NS
-"""An ack is durable after 100 ms at the latest: 10 in the client, these, and a sync."""
+INTERVAL_NS_MAX = 50 * MILLISECOND_NS
+"""An ack is durable after 100 ms at the latest: 40 in the client, these, and a sync."""
 
 
 class Cursors:
