@@ -128,6 +128,8 @@ def test_a_task_is_tried_again_with_other_rows(spark: Any, broker: Broker, tmp_p
             return
         raise RuntimeError("this attempt fails behind its rows")
 
+    with broker.client() as client:
+        keep_for_ever(client, topic)  # no subscription keeps what fills a segment
     frame = spark.range(0, 30_000, 1, 1).mapInArrow(rows, "payload string")
     _write(frame, broker, topic, write_id="retried")
     assert mark.exists()
