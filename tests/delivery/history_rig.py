@@ -68,15 +68,14 @@ def read_all(
 ) -> None:
     """Read by a reader, and expect each number from `start` to `end` once, in order. `start_max`: up to which number
     deletion may have gone on meanwhile."""
-    expected, is_first = start, True
+    expected = start
     with client.reader(topic, start=position) as reader:
         while expected < end:
             batch = reader.receive_batch(1000, timeout=WAIT_SECONDS)
             assert len(batch), f"nothing came behind message {expected} of {end}"
-            if is_first and start_max:
+            if expected == start:
                 expected = NUMBER.unpack_from(batch.payloads()[0])[0]
-                assert start <= expected <= start_max
-            is_first = False
+                assert start <= expected <= max(start, start_max)
             for payload in batch.payloads()[
                 : end - expected
             ]:  # what is behind `end` is not looked at

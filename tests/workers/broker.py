@@ -103,7 +103,7 @@ class Broker:
         return Path(self.errors.name).read_text()
 
     def check_errors(self) -> None:
-        """No process has ended by a fault of the code: the supervisor starts another, and most clients never tell."""
+        """Fail if a process has ended by a fault of the code: the supervisor starts another, and most clients never tell."""
         text = self.error_text()
         assert "Traceback" not in text, text[text.index("Traceback") :][:5000]
 

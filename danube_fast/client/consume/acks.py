@@ -1,9 +1,9 @@
-r"""Acks of one consumer: gathered as ranges, sent together, at the latest after 40 ms.
+r"""Acks of one consumer: gathered as ranges, sent together, at the latest after `ACK_DELAY_NS`.
 
     ack(...) -> pending -> ACK -> sent -> ACK that is answered -> confirmed
                                      \ the session is lost: void, until acked again
 
-Many pending, a receive that waits when nothing was sent for 40 ms, or the timer thread send what is
+Many pending, a receive that waits when nothing was sent for so long, or the timer thread send what is
 pending; `flush` and, once a second, a send ask for an answer. Acks of messages from before a reconnect or a seek are quiet no-ops,
 because the broker has given those messages back; only a flush has to say that acks were void, and
 only if their messages were not acked again meanwhile.

@@ -274,7 +274,7 @@ class Bundler:
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:
         """Hand each frame of one PUBLISH its answer: status and offset."""
         sendings = self.on_way.pop(request, [])
-        if len(outcome) == 2 * len(sendings) and not any(outcome[::2]):
+        if len(outcome) == 2 * len(sendings) and not any(outcome[::2]):  # all are OK, which is 0
             for sending, offset in zip(sendings, outcome[1::2], strict=True):
                 if sending.request == request:
                     sending.lane.acked(sending, offset)

@@ -89,8 +89,8 @@ CREDIT_PARTS = 4
 SMALL_FRAMES_MIN = 16
 """Credit of a frame goes back when all of it was taken, if the window holds so many of its size."""
 ACK_DELAY_NS = 40 * MILLISECOND_NS
-"""Acks of a steady stream go this seldom: each takes a turn of the worker, and its sync another, for which a message
-that comes just then waits."""
+"""Longest time that an ack waits for others to be sent with it. Each ACK costs the worker a turn, and its sync another
+one, which delay messages that arrive meanwhile."""
 ACK_CONFIRM_NS = 1 * SECOND_NS
 """How often acks ask for an answer, so that what is known to be durable need not be remembered."""
 ACK_RANGES_MAX = 4096

@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 TAKEN_MAX = 256
-LEFT_PLACE = TAKEN_MAX
-"""Of the holders: a bundle that kernels have received and leave to Python."""
 """Messages that one turn takes."""
+LEFT_PLACE = TAKEN_MAX
+"""Index in the list of bundles, behind those that a turn takes: the one that kernels have received and leave to Python."""
 OUTLETS_MAX = 256
 """Partitions that have an outlet in one turn; those of others go the ordinary way."""
 EVENTS_MAX = 64
