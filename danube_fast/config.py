@@ -80,6 +80,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Bound of all logs together. 0: the smaller of 100 GiB and half of the free disk."""
     group_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 4 * MIB
     """Most that is written and synced at once."""
+    page_cache_bytes: Annotated[int, Meta(ge=0, le=16 * TIB)] = 64 * MIB
+    """Newest bytes of each log that stay in the system's page cache though every subscription has passed them; at least
+    `tail_bytes_max`. Raise it for consumers that come late."""
     idle_marker_ms: Annotated[int, Meta(ge=1, le=HOUR_MS)] = 100
     """After so long without writes a log records how far it is durable."""
     retention_seconds_min: Annotated[int, Meta(ge=0, le=100 * YEAR_SECONDS)] = 24 * 3600

@@ -40,6 +40,7 @@ from danube_fast.wal.feed import RunTable
 from danube_fast.wal.index import Run, Runs
 from danube_fast.wal.layout import GROUP_ALIGNMENT, LOSSES_NAME, SnapshotHeader
 from danube_fast.wal.lock import LogLock
+from danube_fast.wal.pages import CachedPages
 from danube_fast.wal.reader import LogReader
 from danube_fast.wal.recovery import Recovery, end_at_cut
 from danube_fast.wal.repair import Loss, read_losses
@@ -54,7 +55,6 @@ __all__ = ["Log"]
 _FAULTS_MAX = 3
 _FAULT_WINDOW_NS = 60_000_000_000
 _REFUSING = "3 syncs failed within a minute; check the disk and restart the broker"
-_LOCK_TIMEOUT_MS = 5000
 
 
 class Log:
@@ -79,8 +79,7 @@ class Log:
         self._loaded = self._snapshots.load(log_id)
         header = self._loaded.header if self._loaded else None
         self._recovery = Recovery(directory, self._chain, log_id, header, named)
-        hole = self._recovery.find_hole()
-        if hole is not None:
+        if (hole := self._recovery.find_hole()) is not None:
             raise DataLoss(str(hole))
         self._spares = SparePool(
             directory, settings.segment_bytes, settings.spare_segments, background,
@@ -92,12 +91,13 @@ class Log:
             directory, log_id, self._chain, self._spares, self.syncs, clock.wall_ns
         )
         self._reader = LogReader(self._chain, log_id, background)
+        self.pages = CachedPages(self._chain, self._reader, background)
         self._runs = RunTable(directory, log_id, settings, clock, self._chain)
 
     @classmethod
     def open(
         cls, directory: str | os.PathLike[str], *, log_id: int, settings: Settings, clock: Clock,
-        wake_fd: int = -1, lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
+        wake_fd: int = -1, lock_timeout_ms: int = 5000,
         background: Background | None = None,
     ) -> Log:  # fmt: skip
         """Lock the folder (made if missing) and find what is in it; then `replay`, `begin_epoch`.

@@ -60,6 +60,7 @@ from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.checkpoints import Checkpoints
 from danube_fast.workers.shard.keep.cursors import Cursors
 from danube_fast.workers.shard.keep.limits import Limits
+from danube_fast.workers.shard.keep.passed import PassedPages
 from danube_fast.workers.shard.keep.positions import Positions
 from danube_fast.workers.shard.keep.retention import Retention
 from danube_fast.workers.shard.keep.rewrites import Rewrites
@@ -247,6 +248,7 @@ class ShardWorker:
             self.touched,
             CounterReports(state, self.intake, self.delivery),
             self.trimming,
+            PassedPages(state),
             self.producers,
         ]
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
