@@ -90,8 +90,8 @@ class Log:
         self._appender = Appender(
             directory, log_id, self._chain, self._spares, self.syncs, clock.wall_ns
         )
-        self._reader = LogReader(self._chain, log_id, background)
-        self.pages = CachedPages(self._chain, self._reader, background)
+        self.reader = LogReader(self._chain, log_id, background)
+        self.pages = CachedPages(self._chain, self.reader, background)
         self._runs = RunTable(directory, log_id, settings, clock, self._chain)
 
     @classmethod
@@ -340,7 +340,7 @@ class Log:
         self._snapshots.cancel()
         gone, rewrite = self._appender.cut_at(cut, frames)
         for segment in gone:
-            self._reader.forget(segment)
+            self.reader.forget(segment)
         self._runs.cut(cut, rewrite.runs)
         now = self._clock.monotonic_ns()
         self._faults.append(now)
@@ -365,25 +365,25 @@ class Log:
 
     def read(self, position: int, byte_count: int) -> bytearray:
         """Bytes of the log as they are. Raises DataLoss if trimmed, InvalidArgument if not written."""
-        return self._reader.read(position, byte_count, self._read_end())
+        return self.reader.read(position, byte_count, self._read_end())
 
     def read_run(self, run: Run) -> bytearray:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
-        return self._reader.read_run(run, self._read_end())
+        return self.reader.read_run(run, self._read_end())
 
     def read_cached(self, run: Run) -> bytearray | None:
         """`read_run` if it need not wait for the disk, else None."""
-        return self._reader.read_cached(run, self._read_end())
+        return self.reader.read_cached(run, self._read_end())
 
     def files(self, run: Run) -> list[tuple[str, int, int]]:
         """Path, place in the file and number of bytes of a run, or of each part of it."""
-        return self._reader.files(run.position, run.byte_count)
+        return self.reader.files(run.position, run.byte_count)
 
     def prefetch(self, run: Run, byte_count: int) -> Callable[[], None]:
         """Return work that brings a run, and what follows it, into the page cache: `byte_count` bytes, as far as
         there are. Call it once, in another thread."""
         end = min(run.position + max(run.byte_count, byte_count), self._read_end())
-        return self._reader.prefetch(run.position, end - run.position)
+        return self.reader.prefetch(run.position, end - run.position)
 
     def _read_end(self) -> int:
         return self.written_position if self._ready else self._recovery.cut or 0
@@ -440,7 +440,7 @@ class Log:
             return 0  # the disk cannot take a name; the next trim tries again
         for _ in range(count):
             segment = self._chain.pop_first()
-            self._reader.forget(segment)
+            self.reader.forget(segment)
             with contextlib.suppress(FileNotFoundError):
                 self._spares.give(segment.path, segment.file_bytes)
         self._runs.start_sweep(self._chain.oldest_position)

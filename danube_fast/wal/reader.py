@@ -121,7 +121,7 @@ class LogReader:
     def read_run(self, run: Run, end_position: int) -> bytearray:
         """The frames of a run, each checked. Raises DataLoss naming the file and the position."""
         data = self.read(run.position, run.byte_count, end_position)
-        self._check(run, data)
+        self.check(run, data)
         return data
 
     def read_cached(self, run: Run, end_position: int) -> bytearray | None:
@@ -138,19 +138,31 @@ class LogReader:
                     return None
         except OSError:
             return None  # who has to have it says what is wrong
-        self._check(run, data)
+        self.check(run, data)
         return data
 
     def prefetch(self, position: int, byte_count: int) -> Callable[[], None]:
         """Return work that brings bytes of the log into the page cache; call it once, in another thread."""
+        parts = self._duplicates(position, byte_count)
+        return lambda: _fetch(parts)
+
+    def fetch(self, runs: list[Run]) -> Callable[[], dict[int, bytearray]]:
+        """Return work that reads runs, by position; call it once, in another thread. What it returns is not checked; a
+        run that cannot be read is missing."""
+        parts = [(run, self._duplicates(run.position, run.byte_count)) for run in runs]
+        return lambda: _fetch_runs(parts)
+
+    def _duplicates(self, position: int, byte_count: int) -> list[tuple[int, int, int]]:
+        """Where bytes of the log stand: descriptor, of its own, place in the file and number of bytes."""
         parts = []
         with contextlib.suppress(OSError):  # the read that follows says what is wrong
             for segment, start, end in self._parts(position, byte_count):
                 fd = os.dup(self._open(segment))
                 parts.append((fd, segment.file_offset(start), end - start))
-        return lambda: _fetch(parts)
+        return parts
 
-    def _check(self, run: Run, data: bytearray) -> None:
+    def check(self, run: Run, data: bytearray) -> None:
+        """Check the frames of a run that was read. Raises DataLoss naming the file and the position."""
         code = _call_check(
             self._state.ctypes.data,
             address_of(data),
@@ -175,3 +187,17 @@ def _fetch(parts: list[tuple[int, int, int]]) -> None:
             for at in range(place, place + byte_count, _FETCH_BYTES):
                 os.preadv(fd, [bytearray(min(_FETCH_BYTES, place + byte_count - at))], at)
         os.close(fd)
+
+
+def _fetch_runs(runs: list[tuple[Run, list[tuple[int, int, int]]]]) -> dict[int, bytearray]:
+    """Read runs whole, each from descriptors that are closed then; those that cannot be read are left out."""
+    found = {}
+    for run, parts in runs:
+        data, done = bytearray(run.byte_count), 0
+        for fd, place, byte_count in parts:
+            with contextlib.suppress(OSError):
+                done += os.preadv(fd, [memoryview(data)[done : done + byte_count]], place)
+            os.close(fd)
+        if done == run.byte_count:
+            found[run.position] = data
+    return found

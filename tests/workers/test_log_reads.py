@@ -11,6 +11,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.subscription.consumer import PENDING
+from danube_fast.errors import DataLoss
 from danube_fast.wal.index import Run
 from tests.workers.shard_rig import RawClient, Rig
 
@@ -205,3 +206,77 @@ def test_a_partition_that_comes_back_while_a_thread_reads_for_it_is_woken(
     assert len(disk.fetched) == 1
     disk.let_go()
     assert [offset for offset, _ in again.receive(FRAMES)] == list(range(FRAMES))
+
+
+def scattered(rig: Rig) -> RawClient:
+    """Frames of one partition in the log, each with a dozen of another one behind it."""
+    client = rig.client()
+    for partition_id in (1, 2):
+        rig.assign(partition_id, durability="os")
+    rare, often = client.open_producer(1), client.open_producer(2)
+    for number in range(FRAMES):
+        assert client.publish((1, client.frame(rare, number, [b"%30000d" % number]))) == [0, number]
+        for i in range(number * 12, number * 12 + 12):
+            assert client.publish((2, client.frame(often, i, [b"%60000d" % i]))) == [0, i]
+    return client
+
+
+def test_one_of_many_partitions_is_read_alone(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies between its messages is not read, and each of them once."""
+    rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
+    client = scattered(rig)
+    log = rig.worker.state.logs[0]
+    read, bytes_read = os.preadv, []
+
+    def counted(fd: int, buffers: Any, place: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise BlockingIOError
+        count = read(fd, buffers, place)
+        bytes_read.append(count)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    client.subscribe(1, "s", consumer_id=1)
+    assert client.receive(FRAMES) == [(i, b"%30000d" % i) for i in range(FRAMES)]
+    own = sum(run.byte_count for run in log.runs(1, 0, 1 << 30))
+    assert sum(bytes_read) <= 1.2 * own
+
+
+def test_runs_that_a_thread_read_are_checked(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
+    scattered(rig)
+    log, reader = rig.worker.state.logs[0], rig.worker.reader
+    partition = rig.worker.state.catalog.by_id[1]
+    monkeypatch.setattr(log, "read_cached", lambda _: None)
+    runs = log.runs(1, 0, 1 << 30)
+    path, place, _ = log.files(runs[1])[0]
+    with open(path, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"?", place + 20_000)
+    assert reader.read_run(partition, runs[0]) is None
+    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    assert bytes(reader.read_run(partition, runs[0])) == bytes(log.read_run(runs[0]))
+    with pytest.raises(DataLoss, match=f"damaged at position {runs[1].position}"):
+        reader.read_run(partition, runs[1])
+
+
+def test_runs_of_an_earlier_epoch_are_read_again(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a failed sync other frames may stand where they stood."""
+    rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
+    scattered(rig)
+    log, reader = rig.worker.state.logs[0], rig.worker.reader
+    partition = rig.worker.state.catalog.by_id[1]
+    monkeypatch.setattr(log, "read_cached", lambda _: None)
+    (first, second, *_) = log.runs(1, 0, 1 << 30)
+    assert reader.read_run(partition, first) is None
+    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    assert reader.read_run(partition, first) is not None
+    log._appender.epoch += 1
+    assert reader.read_run(partition, second) is None, "it is fetched anew"
+    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    log._appender.epoch -= 1

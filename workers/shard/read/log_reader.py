@@ -4,14 +4,20 @@
          --> not there: Pending; a thread reads it --> the partition is marked ready, and asks again
 
 Each log has one such thread at a time. Partitions that wait for it have their turns one after the other.
+
+The thread reads what follows in the log, too, which serves all that are behind. If one partition alone waits and has little of what
+follows, the thread reads that partition's next runs instead, and hands them over.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Read, Ready, Stored
 from danube_fast.wal.background import Background
 from danube_fast.wal.index import Run
+from danube_fast.wal.log import Log
 from danube_fast.workers.shard.history.fetches import HistoryReads
 from danube_fast.workers.shard.read.frames import frames_of
 from danube_fast.workers.shard.read.places import first_run, gap_in_log, live_runs
@@ -21,15 +27,22 @@ __all__ = ["LogReader"]
 
 PREFETCH_BYTES = 4 << 20
 """Bytes that a thread reads at once."""
+PAGE_BYTES = 4096
+OWN_BYTES = 256 << 10
+"""The same of one partition's own runs."""
+SPARSE = 4
+"""A partition has little of a stretch of the log that is more than so many times as long as its own runs in it."""
 
 
 class _Fetch:
     """A read of one log by a thread, and the partitions that wait for it."""
 
-    __slots__ = ("is_over", "owner", "position", "waiting")
+    __slots__ = ("epoch", "is_over", "owner", "position", "runs", "waiting")
 
-    def __init__(self, owner: Partition, position: int) -> None:
-        self.owner, self.position = owner, position
+    def __init__(self, owner: Partition, position: int, epoch: int) -> None:
+        self.owner, self.position, self.epoch = owner, position, epoch
+        self.runs: dict[int, bytearray] = {}
+        """Runs that were read for the owner, not checked, by position."""
         self.is_over = False
         """Set by the thread, before it wakes the loop."""
         self.waiting: dict[int, Partition] = {}
@@ -44,8 +57,8 @@ class LogReader:
         self.bytes_read = 0
         self.fetches: dict[int, _Fetch] = {}
         """By slot of the log."""
-        self._fetched: dict[int, int] = {}
-        """Position of the newest fetch that ended, by slot."""
+        self._fetched: dict[int, _Fetch] = {}
+        """The newest fetch that ended, by slot."""
 
     def read(self, partition: Partition, offset: int, byte_limit: int) -> Read:
         """Frames of a partition from `offset` on, about `byte_limit` bytes; the gap there; or PENDING, and the
@@ -106,31 +119,60 @@ class LogReader:
     def _run(self, partition: Partition, run: Run) -> bytearray | None:
         """`read_run`, but what was fetched last is not fetched again: if it is not there even so, for lack of
         memory or because the disk fails, it is waited for."""
-        if self._fetched.get(partition.log_slot) != run.position:
+        fetched = self._fetched.get(partition.log_slot)
+        if fetched is None or fetched.position != run.position:
             return self.read_run(partition, run)
         log = self._state.logs[partition.log_slot]
-        data = log.read_cached(run)
+        data = self._handed_over(log, run, fetched) or log.read_cached(run)
         return log.read_run(run) if data is None else data
 
     def read_run(self, partition: Partition, run: Run) -> bytearray | None:
         """The frames of a run; None if they are not in the page cache: then they are fetched. Raises DataLoss."""
         slot = partition.log_slot
         log = self._state.logs[slot]
-        data = log.read_cached(run)
+        data = self._handed_over(log, run, self._fetched.get(slot)) or log.read_cached(run)
         if data is not None:
             return data
         fetch = self.fetches.get(slot)
         if fetch is None:
-            fetch, work = _Fetch(partition, run.position), log.prefetch(run, PREFETCH_BYTES)
-
-            def read(fetch: _Fetch = fetch) -> None:
-                work()
-                fetch.is_over = True
-
-            self._start(read)
-            self.fetches[slot] = fetch
+            fetch = self.fetches[slot] = _Fetch(partition, run.position, log.epoch)
+            self._start(self._work(log, partition, run, fetch))
         fetch.waiting[partition.partition_id] = partition
         return None
+
+    @staticmethod
+    def _handed_over(log: Log, run: Run, fetched: _Fetch | None) -> bytearray | None:
+        """Take a run that a thread has read; None if there is none. Raises DataLoss."""
+        if (
+            fetched is None or fetched.epoch != log.epoch
+        ):  # what was not durable may have been written again
+            return None
+        data = fetched.runs.pop(run.position, None)
+        if data is None or len(data) != run.byte_count:
+            return None
+        log.reader.check(run, data)
+        return data
+
+    def _work(self, log: Log, partition: Partition, run: Run, fetch: _Fetch) -> Callable[[], None]:
+        """Return the work of a thread for `fetch`."""
+        before = self._fetched.get(partition.log_slot)
+        runs = []
+        if before is None or len(before.waiting) <= 1:
+            runs = live_runs(log, partition, run.base_offset, OWN_BYTES)
+            own_bytes = sum(run.byte_count + PAGE_BYTES for run in runs)
+            if not runs or runs[-1].position - run.position <= SPARSE * own_bytes:
+                runs = []
+        read_runs = log.reader.fetch(runs) if runs else None
+        prefetch = log.prefetch(run, PREFETCH_BYTES) if read_runs is None else None
+
+        def work() -> None:
+            if read_runs is not None:
+                fetch.runs = read_runs()
+            if prefetch is not None:
+                prefetch()
+            fetch.is_over = True
+
+        return work
 
     def collect(self) -> None:
         """Let partitions whose frames have come read them: the one that they were fetched for goes last, as it may
@@ -139,9 +181,10 @@ class LogReader:
             if not fetch.is_over:
                 continue
             del self.fetches[slot]
-            self._fetched[slot] = fetch.position
+            self._fetched[slot] = fetch
             # The owner may have left, and come back: the one that waits is another then, of the same id.
-            last = fetch.waiting.pop(fetch.owner.partition_id)
-            for partition in (*fetch.waiting.values(), last):
+            last = fetch.waiting[fetch.owner.partition_id]
+            others = [waits for waits in fetch.waiting.values() if waits is not last]
+            for partition in (*others, last):
                 if self._state.partition(partition.partition_id) is partition:
                     self._state.mark_ready(partition)
