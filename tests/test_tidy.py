@@ -461,3 +461,15 @@ def test_what_there_are_thousands_of_has_slots() -> None:
     """Above 30 attributes each object would have a dict of its own: 1,000 topics in one client ran at 0.7 of the rate."""
     kinds = (Partition, Subscription, Attachment, Lane, Publisher)
     assert not [kind.__name__ for kind in kinds if kind.__dictoffset__]
+
+
+def test_the_coordinator_imports_no_shard() -> None:
+    """Every start of a broker waits for it, and the modules of a shard take 0.15 s."""
+    script = (
+        "import sys, danube_fast.workers.coordinator.coordinator\n"
+        "print([name for name in sys.modules if name.startswith('danube_fast.workers.shard.')"
+        " or name in ('danube_fast.wal.log', 'danube_fast.broker.partition', 'importlib.metadata')])"
+    )
+    command = [sys.executable, "-P", "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "['danube_fast.workers.shard.job']"

@@ -23,7 +23,8 @@ from danube_fast.ring.counters import (
 from danube_fast.testing.broker import Broker
 from danube_fast.version import VERSION
 from danube_fast.workers.reports import topic_metrics
-from danube_fast.workers.reports.topic_metrics import SLICE, TopicMetrics, TopicReports, _Share
+from danube_fast.workers.reports.topic_metrics import SLICE, TopicMetrics, _Share
+from danube_fast.workers.reports.topic_reports import TopicReports
 from tests.workers.broker import wait_until
 
 NAMED_MAX = 4

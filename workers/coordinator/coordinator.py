@@ -51,7 +51,7 @@ from danube_fast.workers.reports.clients import client_page
 from danube_fast.workers.reports.quota import LogQuotas, room_of
 from danube_fast.workers.reports.reply_topics import ReplyTopicExpiry
 from danube_fast.workers.reports.storage import StorageQuotas
-from danube_fast.workers.reports.topic_metrics import TopicReports
+from danube_fast.workers.reports.topic_reports import TopicReports
 
 __all__ = ["Coordinator", "main"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.answers import ClientConnection, ClientPage, OpenConsumer, OpenProducer
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.net.session import Session
-from danube_fast.workers.shard.state import ShardState
+
+if TYPE_CHECKING:  # the coordinator, which every start waits for, imports this module and no shard
+    from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["client_page"]
 

@@ -6,6 +6,7 @@ worker: not read for `reply_topic_expiry_seconds` --ReplyTopicsAbandoned--> coor
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from danube_fast.broker import admin
 from danube_fast.broker import messages as m
@@ -17,7 +18,9 @@ from danube_fast.roles import COORDINATOR
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.workers.process.mailbox import Mailbox, Request
 from danube_fast.workers.shard.job import PeriodicJob
-from danube_fast.workers.shard.state import ShardState
+
+if TYPE_CHECKING:  # the coordinator, which every start waits for, imports this module and no shard
+    from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["ReplyTopicExpiry", "ReplyTopics"]
 

@@ -8,6 +8,8 @@ While the coordinator is down its last answer stands.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from danube_fast.broker import messages as m
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.topics.directory import TopicDirectory
@@ -16,8 +18,10 @@ from danube_fast.roles import COORDINATOR
 from danube_fast.types import parse_topic
 from danube_fast.workers.process.mailbox import Mailbox, Request
 from danube_fast.workers.shard.job import PeriodicJob
-from danube_fast.workers.shard.keep.retention import Retention
-from danube_fast.workers.shard.state import ShardState
+
+if TYPE_CHECKING:  # the coordinator, which every start waits for, imports this module and no shard
+    from danube_fast.workers.shard.keep.retention import Retention
+    from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["StorageQuotas", "StorageReports"]
 

@@ -16,12 +16,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.admin.view import SubscriptionRow, TopicRow, TopicTable
+from danube_fast.admin.view import SubscriptionRow, TopicRow
 from danube_fast.broker import messages as m
-from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.clock import SECOND_NS
 from danube_fast.ring.counters import Counter
 from danube_fast.roles import COORDINATOR
-from danube_fast.workers.process.mailbox import Mailbox, Request
+from danube_fast.workers.reports.topic_reports import WANTED_NS, add_rows
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.read.times import lag_seconds
 from danube_fast.workers.shard.state import ShardState
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from danube_fast.broker.partition import Partition
     from danube_fast.broker.subscription.subscription import Subscription
 
-__all__ = ["TopicMetrics", "TopicReports"]
+__all__ = ["TopicMetrics"]
 
 REPORT_NS = 5 * SECOND_NS
-WANTED_NS = 120 * SECOND_NS
-"""How long after a scrape the next one is expected; an older report is not shown."""
 COST_PART = 50
 """Looks take at most this part of a worker's time: with many partitions they come less often."""
 SLICE = 256
@@ -95,7 +93,7 @@ class TopicMetrics(Job):
                 values = _values(partition, sub)
                 row[TopicRow.LAG] = max(row[TopicRow.LAG], values[SubscriptionRow.LAG])
                 known = subscriptions.get(key)
-                subscriptions[key] = values if known is None else _add(known, values)
+                subscriptions[key] = values if known is None else add_rows(known, values)
                 found.setdefault(key, []).append((partition, sub))
             left -= 1 + len(partition.subscriptions)
             if left <= 0:
@@ -122,40 +120,6 @@ class TopicMetrics(Job):
         return lag_seconds(self._state, partition, sub)
 
 
-class TopicReports:
-    """Keep the last report of each worker. The coordinator's side; any thread may call `table`."""
-
-    def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
-        self._clock = clock
-        self._reports: dict[int, tuple[int, m.TopicMetrics]] = {}
-        """By worker: when the report came, and the report, which is replaced, never changed."""
-        mailbox.serve(m.TopicMetrics, self._take)
-
-    def _take(self, request: Request[m.TopicMetrics]) -> None:
-        self._reports[request.peer] = self._clock.monotonic_ns(), request.message
-
-    def table(self) -> TopicTable:
-        """Add up the reports of all workers; a topic with partitions on several has one row."""
-        table = TopicTable({}, {}, {})
-        oldest_ns = self._clock.monotonic_ns() - WANTED_NS
-        for came_ns, report in list(self._reports.values()):
-            if came_ns < oldest_ns:
-                continue
-            topics = [*report.topics, ("", report.other_topics)]
-            rest = ("", "", report.other_subscriptions, None)
-            for topic, values in topics:
-                known = table.topics.get(topic)
-                table.topics[topic] = values if known is None else _add(known, values)
-            for topic, name, values, oldest in (*report.subscriptions, rest):
-                key = topic, name
-                known = table.subscriptions.get(key)
-                table.subscriptions[key] = values if known is None else _add(known, values)
-                if oldest is not None:
-                    came = [time for time in (oldest, table.oldest.get(key, 0.0)) if time]
-                    table.oldest[key] = min(came, default=0.0)
-        return table
-
-
 def _values(partition: Partition, sub: Subscription) -> list[int]:
     ledger = sub.ledger
     settled = sub.cursor + ledger.settled_ahead if sub.tracks else sub.next_offset
@@ -168,10 +132,6 @@ def _values(partition: Partition, sub: Subscription) -> list[int]:
     values[SubscriptionRow.UNACKED] = ledger.unacked
     values[SubscriptionRow.WAITING] = ledger.waiting
     return values
-
-
-def _add(row: list[int], values: list[int]) -> list[int]:
-    return [one + other for one, other in zip(row, values, strict=True)]
 
 
 class _Share:
@@ -215,7 +175,7 @@ class _Share:
                 row = list(rows[key])
                 for place in range(self._totals):
                     row[place] = max(0, row[place] - (before[key][place] if key in before else 0))
-                others = _add(others, row)
+                others = add_rows(others, row)
             yield
         self._before = rows
         self.named, self.others = list(named), others

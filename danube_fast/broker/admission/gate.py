@@ -8,11 +8,14 @@ none                          -> LOGGED or MEMORY, as the topic's durability ask
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from danube_fast.broker.admission.layout import Mode, PartitionWord
 from danube_fast.broker.admission.tables import AdmissionTables
-from danube_fast.broker.partition import Partition
 from danube_fast.errors import ResourceExhausted, Status, TopicDeleted
+
+if TYPE_CHECKING:
+    from danube_fast.broker.partition import Partition
 
 __all__ = ["Cause", "Gate"]
 

@@ -7,11 +7,10 @@ returns an `ObjectStore`.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument
@@ -19,6 +18,9 @@ from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.history.stores.url import StoreUrl, parse_store_url
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["ENTRY_POINT_GROUP", "check_broker_store", "open_store"]
 
@@ -120,11 +122,13 @@ def _load(scheme: str) -> Opener:
     return checked
 
 
-def _entry_point(scheme: str) -> importlib.metadata.EntryPoint:
+def _entry_point(scheme: str) -> EntryPoint:
     """The entry point of a scheme. Raises InvalidArgument if there is none."""
-    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=scheme)
+    from importlib.metadata import entry_points  # imports two dozen modules, which few brokers need
+
+    found = entry_points(group=ENTRY_POINT_GROUP, name=scheme)
     if not found:
-        others = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP).names)
+        others = sorted(entry_points(group=ENTRY_POINT_GROUP).names)
         known = ", ".join(f"{name}://" for name in (*_BUILT_IN, *others))
         raise InvalidArgument(f"there is no store {scheme}://; there are {known}")
     return next(iter(found))
