@@ -263,10 +263,11 @@ def test_runs_that_a_thread_read_are_checked(
         reader.read_run(partition, runs[1])
 
 
-def test_runs_of_an_earlier_epoch_are_read_again(
-    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed", ["epoch", "log"])
+def test_runs_of_an_earlier_epoch_or_another_log_are_read_again(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
-    """Behind a failed sync other frames may stand where they stood."""
+    """Behind a failed sync other frames may stand where they stood; and a slot may have another log."""
     rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
     scattered(rig)
     log, reader = rig.worker.state.logs[0], rig.worker.reader
@@ -276,7 +277,7 @@ def test_runs_of_an_earlier_epoch_are_read_again(
     assert reader.read_run(partition, first) is None
     rig.turn(lambda: not reader.fetches, "the end of the fetch")
     assert reader.read_run(partition, first) is not None
-    log._appender.epoch += 1
+    log_id, epoch = reader._fetched[0].of
+    reader._fetched[0].of = (log_id, epoch - 1) if changed == "epoch" else (log_id + 1, epoch)
     assert reader.read_run(partition, second) is None, "it is fetched anew"
     rig.turn(lambda: not reader.fetches, "the end of the fetch")
-    log._appender.epoch -= 1

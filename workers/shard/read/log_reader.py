@@ -37,10 +37,12 @@ SPARSE = 4
 class _Fetch:
     """A read of one log by a thread, and the partitions that wait for it."""
 
-    __slots__ = ("epoch", "is_over", "owner", "position", "runs", "waiting")
+    __slots__ = ("is_over", "of", "owner", "position", "runs", "waiting", "was_alone")
 
-    def __init__(self, owner: Partition, position: int, epoch: int) -> None:
-        self.owner, self.position, self.epoch = owner, position, epoch
+    def __init__(self, owner: Partition, position: int, log: Log) -> None:
+        self.owner, self.position = owner, position
+        self.of = log.log_id, log.epoch
+        self.was_alone = True
         self.runs: dict[int, bytearray] = {}
         """Runs that were read for the owner, not checked, by position."""
         self.is_over = False
@@ -135,18 +137,17 @@ class LogReader:
             return data
         fetch = self.fetches.get(slot)
         if fetch is None:
-            fetch = self.fetches[slot] = _Fetch(partition, run.position, log.epoch)
+            fetch = _Fetch(partition, run.position, log)
             self._start(self._work(log, partition, run, fetch))
+            self.fetches[slot] = fetch
         fetch.waiting[partition.partition_id] = partition
         return None
 
     @staticmethod
     def _handed_over(log: Log, run: Run, fetched: _Fetch | None) -> bytearray | None:
         """Take a run that a thread has read; None if there is none. Raises DataLoss."""
-        if (
-            fetched is None or fetched.epoch != log.epoch
-        ):  # what was not durable may have been written again
-            return None
+        if fetched is None or fetched.of != (log.log_id, log.epoch):
+            return None  # another log has that slot, or what was not durable was written again
         data = fetched.runs.pop(run.position, None)
         if data is None or len(data) != run.byte_count:
             return None
@@ -157,7 +158,7 @@ class LogReader:
         """Return the work of a thread for `fetch`."""
         before = self._fetched.get(partition.log_slot)
         runs = []
-        if before is None or len(before.waiting) <= 1:
+        if before is None or before.was_alone:
             runs = live_runs(log, partition, run.base_offset, OWN_BYTES)
             own_bytes = sum(run.byte_count + PAGE_BYTES for run in runs)
             if not runs or runs[-1].position - run.position <= SPARSE * own_bytes:
@@ -183,8 +184,9 @@ class LogReader:
             del self.fetches[slot]
             self._fetched[slot] = fetch
             # The owner may have left, and come back: the one that waits is another then, of the same id.
-            last = fetch.waiting[fetch.owner.partition_id]
-            others = [waits for waits in fetch.waiting.values() if waits is not last]
-            for partition in (*others, last):
+            last = fetch.waiting.pop(fetch.owner.partition_id)
+            fetch.was_alone = not fetch.waiting
+            others, fetch.waiting = fetch.waiting, {}
+            for partition in (*others.values(), last):
                 if self._state.partition(partition.partition_id) is partition:
                     self._state.mark_ready(partition)
