@@ -23,18 +23,19 @@ class CachedPages:
 
     def __init__(self, chain: Chain, reader: LogReader, background: Background) -> None:
         self._chain, self._reader, self._background = chain, reader, background
-        self._dropped_position = chain[-1].first_position if len(chain) else 0
-        """What is older was not read since the start, or is not in the cache."""
+        self.dropped_position = chain[-1].first_position if len(chain) else 0
+        """All that is older was dropped once, or was there before the start; what is read again stays for the system to
+        reclaim."""
         self._job: Job | None = None
 
     def drop(self, position: int) -> None:
         """Begin to drop the pages of all that is older than `position`, which must be durable: a page that is not on the
         disk yet stays. Reads of it go on, from the disk."""
-        start = max(self._dropped_position, self._chain.oldest_position)
+        start = max(self.dropped_position, self._chain.oldest_position)
         if position <= start or (self._job is not None and self._job.is_alive()):
             return
         files = self._reader.files(start, position - start)
-        self._dropped_position = position
+        self.dropped_position = position
         self._job = self._background.start("wal-pages", lambda: _drop(files))
 
 

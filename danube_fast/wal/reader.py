@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -143,23 +143,29 @@ class LogReader:
 
     def prefetch(self, position: int, byte_count: int) -> Callable[[], None]:
         """Return work that brings bytes of the log into the page cache; call it once, in another thread."""
-        parts = self._duplicates(position, byte_count)
-        return lambda: _fetch(parts)
-
-    def fetch(self, runs: list[Run]) -> Callable[[], dict[int, bytearray]]:
-        """Return work that reads runs, by position; call it once, in another thread. What it returns is not checked; a
-        run that cannot be read is missing."""
-        parts = [(run, self._duplicates(run.position, run.byte_count)) for run in runs]
-        return lambda: _fetch_runs(parts)
-
-    def _duplicates(self, position: int, byte_count: int) -> list[tuple[int, int, int]]:
-        """Where bytes of the log stand: descriptor, of its own, place in the file and number of bytes."""
         parts = []
         with contextlib.suppress(OSError):  # the read that follows says what is wrong
             for segment, start, end in self._parts(position, byte_count):
                 fd = os.dup(self._open(segment))
                 parts.append((fd, segment.file_offset(start), end - start))
-        return parts
+        return lambda: _fetch(parts)
+
+    def fetch(self, runs: list[Run]) -> Callable[[], dict[int, bytearray]]:
+        """Return work that reads runs, by position; call it once, in another thread. What it returns is not checked; a
+        run that cannot be read is missing."""
+        descriptors: dict[int, int] = {}
+        """By first position of a segment: of its own, as the loop may close the segment's meanwhile."""
+        parts: list[tuple[Run, list[tuple[int, int, int]]]] = []
+        with contextlib.suppress(OSError):  # the read that follows says what is wrong
+            for run in runs:
+                places = []
+                for segment, start, end in self._parts(run.position, run.byte_count):
+                    if segment.first_position not in descriptors:
+                        descriptors[segment.first_position] = os.dup(self._open(segment))
+                    fd = descriptors[segment.first_position]
+                    places.append((fd, segment.file_offset(start), end - start))
+                parts.append((run, places))
+        return lambda: _fetch_runs(parts, descriptors.values())
 
     def check(self, run: Run, data: bytearray) -> None:
         """Check the frames of a run that was read. Raises DataLoss naming the file and the position."""
@@ -189,15 +195,18 @@ def _fetch(parts: list[tuple[int, int, int]]) -> None:
         os.close(fd)
 
 
-def _fetch_runs(runs: list[tuple[Run, list[tuple[int, int, int]]]]) -> dict[int, bytearray]:
-    """Read runs whole, each from descriptors that are closed then; those that cannot be read are left out."""
+def _fetch_runs(
+    runs: list[tuple[Run, list[tuple[int, int, int]]]], descriptors: Iterable[int]
+) -> dict[int, bytearray]:
+    """Read runs whole, and close the descriptors; runs that cannot be read are left out."""
     found = {}
     for run, parts in runs:
         data, done = bytearray(run.byte_count), 0
-        for fd, place, byte_count in parts:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for fd, place, byte_count in parts:
                 done += os.preadv(fd, [memoryview(data)[done : done + byte_count]], place)
-            os.close(fd)
         if done == run.byte_count:
             found[run.position] = data
+    for fd in descriptors:
+        os.close(fd)
     return found

@@ -281,3 +281,43 @@ def test_runs_of_an_earlier_epoch_or_another_log_are_read_again(
     reader._fetched[0].of = (log_id, epoch - 1) if changed == "epoch" else (log_id + 1, epoch)
     assert reader.read_run(partition, second) is None, "it is fetched anew"
     rig.turn(lambda: not reader.fetches, "the end of the fetch")
+
+
+def test_a_fetch_takes_one_descriptor_of_each_segment_and_closes_it(
+    rigs: Callable[..., Rig],
+) -> None:
+    rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20, segment_start_bytes=4 << 20)
+    scattered(rig)
+    log = rig.worker.state.logs[0]
+    runs = log.runs(1, 0, 1 << 30)
+    files = {path for run in runs for path, *_ in log.files(run)}
+    assert len(runs) == FRAMES and len(files) > 1
+    log.reader.fetch(runs)()  # the loop's own are open now
+    before = set(os.listdir("/proc/self/fd"))
+    work = log.reader.fetch(runs)
+    assert len(set(os.listdir("/proc/self/fd")) - before) == len(files)
+    assert {at: bytes(data) for at, data in work().items()} == {
+        run.position: bytes(log.read_run(run)) for run in runs
+    }
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_messages_that_lie_close_are_read_with_what_lies_between(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand reads would take longer, and hold up the loop."""
+    rig = rigs(tail_bytes_max=0)
+    client = rig.client()
+    for partition_id in (1, 2):
+        rig.assign(partition_id, durability="os")
+    rare, often = client.open_producer(1), client.open_producer(2)
+    for number in range(FRAMES):
+        assert client.publish((1, client.frame(rare, number, [b"x"]))) == [0, number]
+        assert client.publish((2, client.frame(often, number, [b"%60000d" % number])))[0] == 0
+    log = rig.worker.state.logs[0]
+    disk = Disk(rig, monkeypatch)
+    disk.let_go()
+    monkeypatch.setattr(log.reader, "fetch", lambda _: pytest.fail("read one by one"))
+    client.subscribe(1, "s", consumer_id=1)
+    assert [offset for offset, _ in client.receive(FRAMES)] == list(range(FRAMES))
+    assert disk.fetched

@@ -27,6 +27,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def small(start: Callable[..., Rig], *topics: int) -> tuple[Rig, RawClient]:
     rig = start(tail_bytes_max=TAIL, page_cache_bytes=0, index_flush_entries=4)
+    rig.worker.state.logs[0].pages.dropped_position = 0
     for number in topics:
         rig.assign(number, durability="os")
     return rig, rig.client()
@@ -96,3 +97,71 @@ def test_settings_say_how_much_stays(start, dropped):
     opened = client.open_producer(1) | {"partition": 1}
     publish(rig, client, opened, 0, 60)
     assert max(dropped, default=0) <= rig.worker.state.logs[0].oldest_position
+
+
+def test_what_memory_holds_in_little_room_may_reach_far_back_in_the_log(start, dropped):
+    """Groups are padded: a tail of small frames takes less memory than room in the log."""
+    rig, client = small(start, 1)
+    client.subscribe(1, "s", consumer_id=1)
+    opened = client.open_producer(1)
+    for i in range(300):
+        assert client.publish((1, client.frame(opened, i, [b"x" * 50])))[1] == i
+        later(rig, 0.01)
+    assert rig.worker.state.catalog.by_id[1].oldest_in_tail().base_offset > 0
+    assert max(dropped, default=0) <= position_of(rig, 1, 0), "nothing was acked"
+
+
+def test_a_place_in_the_log_is_the_same_in_memory_and_in_the_index(start, dropped, monkeypatch):
+    rig, client = small(start, 1)
+    client.subscribe(1, "s", consumer_id=1)
+    opened = client.open_producer(1) | {"partition": 1}
+    publish(rig, client, opened, 0, 20)
+    log, partition = rig.worker.state.logs[0], rig.worker.state.catalog.by_id[1]
+    look = passed.PassedPages(rig.worker.state)
+    for sub in partition.subscriptions.values():
+        monkeypatch.setattr(type(sub), "cursor", property(lambda _: cursor))
+    kinds = set()
+    for cursor in range(20):
+        kinds.add(partition.find_in_tail(cursor) is None)
+        assert look._needed_from(log, partition, 1 << 60) == position_of(rig, 1, cursor)
+    assert kinds == {True, False}
+
+
+def test_compaction_reads_a_topic_from_the_front(start, dropped):
+    rig = start(tail_bytes_max=TAIL, page_cache_bytes=0)
+    rig.worker.state.logs[0].pages.dropped_position = 0
+    rig.assign(1, durability="os", policy={"compaction": True})
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.subscribe(1, "s", consumer_id=1)
+    for i in range(60):
+        frame = client.frame(opened, i, [PAYLOAD % i], keys=[b"%d" % i])
+        assert client.publish((1, frame))[1] == i
+        client.ack(i, i + 1)
+        later(rig, 0.01)
+    assert max(dropped, default=0) <= position_of(rig, 1, 0)
+
+
+def test_many_partitions_are_looked_at_in_slices(start, dropped, monkeypatch):
+    monkeypatch.setattr(passed, "SLICE", 4)
+    rig, client = small(start, *range(1, 22))
+    opened = client.open_producer(21) | {"partition": 21}
+    asked: list[int] = []
+    needed_from = passed.PassedPages._needed_from
+
+    def counted(*args):
+        asked.append(args[2].partition_id)
+        return needed_from(*args)
+
+    monkeypatch.setattr(passed.PassedPages, "_needed_from", counted)
+    look = passed.PassedPages(rig.worker.state)
+    look.do_work(rig.worker.state.now_ns)
+    publish(rig, client, opened, 0, 40)
+    asked.clear()
+    dropped.clear()
+    turns = 0
+    while not dropped:
+        look.do_work(rig.worker.state.now_ns)
+        turns += 1
+        assert len(asked) <= 4 * turns <= 24
+    assert asked == list(range(1, 22))

@@ -27,20 +27,20 @@ __all__ = ["LogReader"]
 
 PREFETCH_BYTES = 4 << 20
 """Bytes that a thread reads at once."""
-PAGE_BYTES = 4096
 OWN_BYTES = 256 << 10
-"""The same of one partition's own runs."""
-SPARSE = 4
-"""A partition has little of a stretch of the log that is more than so many times as long as its own runs in it."""
+OWN_RUNS_MAX = 64
+"""The same of one partition's own runs, and how many of them: each is a read of its own."""
+SEEK_BYTES = 128 << 10
+"""A read elsewhere costs about as much as to read on for so many bytes."""
 
 
 class _Fetch:
     """A read of one log by a thread, and the partitions that wait for it."""
 
-    __slots__ = ("is_over", "of", "owner", "position", "runs", "waiting", "was_alone")
+    __slots__ = ("is_over", "of", "owner_id", "position", "runs", "waiting", "was_alone")
 
-    def __init__(self, owner: Partition, position: int, log: Log) -> None:
-        self.owner, self.position = owner, position
+    def __init__(self, owner_id: int, position: int, log: Log) -> None:
+        self.owner_id, self.position = owner_id, position
         self.of = log.log_id, log.epoch
         self.was_alone = True
         self.runs: dict[int, bytearray] = {}
@@ -137,7 +137,7 @@ class LogReader:
             return data
         fetch = self.fetches.get(slot)
         if fetch is None:
-            fetch = _Fetch(partition, run.position, log)
+            fetch = _Fetch(partition.partition_id, run.position, log)
             self._start(self._work(log, partition, run, fetch))
             self.fetches[slot] = fetch
         fetch.waiting[partition.partition_id] = partition
@@ -159,9 +159,10 @@ class LogReader:
         before = self._fetched.get(partition.log_slot)
         runs = []
         if before is None or before.was_alone:
-            runs = live_runs(log, partition, run.base_offset, OWN_BYTES)
-            own_bytes = sum(run.byte_count + PAGE_BYTES for run in runs)
-            if not runs or runs[-1].position - run.position <= SPARSE * own_bytes:
+            byte_limit = min(OWN_BYTES, OWN_RUNS_MAX * run.byte_count)
+            runs = live_runs(log, partition, run.base_offset, byte_limit)[:OWN_RUNS_MAX]
+            cost_bytes = sum(run.byte_count + SEEK_BYTES for run in runs)
+            if not runs or runs[-1].position - run.position <= cost_bytes:
                 runs = []
         read_runs = log.reader.fetch(runs) if runs else None
         prefetch = log.prefetch(run, PREFETCH_BYTES) if read_runs is None else None
@@ -184,7 +185,7 @@ class LogReader:
             del self.fetches[slot]
             self._fetched[slot] = fetch
             # The owner may have left, and come back: the one that waits is another then, of the same id.
-            last = fetch.waiting.pop(fetch.owner.partition_id)
+            last = fetch.waiting.pop(fetch.owner_id)
             fetch.was_alone = not fetch.waiting
             others, fetch.waiting = fetch.waiting, {}
             for partition in (*others.values(), last):
