@@ -37,12 +37,12 @@ class Mutant(NamedTuple):
 
 MUTANTS: dict[str, Mutant] = {
     "pages_come_for_the_one_that_asked_first": Mutant(
-        "for partition in (*fetch.waiting.values(), last):",
+        "for partition in (*others.values(), last):",
         "for partition in (last,):",
     ),
     "pages_that_come_tell_no_one": Mutant(
-        "                fetch.is_over = True\n",
-        "                pass\n",
+        "            fetch.is_over = True\n",
+        "            pass\n",
     ),
     "ack_before_sync": Mutant(
         "            waiting = group.on_synced\n",
