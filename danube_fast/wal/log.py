@@ -55,6 +55,7 @@ __all__ = ["Log"]
 _FAULTS_MAX = 3
 _FAULT_WINDOW_NS = 60_000_000_000
 _REFUSING = "3 syncs failed within a minute; check the disk and restart the broker"
+_LOCK_TIMEOUT_MS = 5000
 
 
 class Log:
@@ -92,20 +93,19 @@ class Log:
         )
         self.reader = LogReader(self._chain, log_id, background)
         self.pages = CachedPages(self._chain, self.reader, background)
+        """What of the log stands in the system's page cache."""
         self._runs = RunTable(directory, log_id, settings, clock, self._chain)
 
     @classmethod
     def open(
         cls, directory: str | os.PathLike[str], *, log_id: int, settings: Settings, clock: Clock,
-        wake_fd: int = -1, lock_timeout_ms: int = 5000,
-        background: Background | None = None,
+        wake_fd: int = -1, lock_timeout_ms: int = _LOCK_TIMEOUT_MS, background: Background | None = None,
     ) -> Log:  # fmt: skip
         """Lock the folder (made if missing) and find what is in it; then `replay`, `begin_epoch`.
 
-        `wake_fd` is an eventfd that is written after every sync, or -1. `background`: what the log
-        does beside the loop (threads by default). Raises FailedPrecondition if
-        another process has it, or the format is newer, or it is another log's folder; DataLoss if
-        segments that were durable are missing.
+        `wake_fd` is an eventfd that is written after every sync, or -1. `background`: what the log does beside the
+        loop (threads by default). Raises FailedPrecondition if another process has it, or the format is newer, or it
+        is another log's folder; DataLoss if segments that were durable are missing.
         """
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)

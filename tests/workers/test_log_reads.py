@@ -244,43 +244,42 @@ def test_one_of_many_partitions_is_read_alone(
     assert sum(bytes_read) <= 1.2 * own
 
 
-def test_runs_that_a_thread_read_are_checked(
-    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def cold(rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A log with scattered runs, none of which is in the page cache."""
     rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
     scattered(rig)
-    log, reader = rig.worker.state.logs[0], rig.worker.reader
-    partition = rig.worker.state.catalog.by_id[1]
-    monkeypatch.setattr(log, "read_cached", lambda _: None)
+    monkeypatch.setattr(rig.worker.state.logs[0], "read_cached", lambda _: None)
+    return rig
+
+
+def test_runs_that_a_thread_read_are_checked(cold: Rig) -> None:
+    log, reader = cold.worker.state.logs[0], cold.worker.reader
+    partition = cold.worker.state.catalog.by_id[1]
     runs = log.runs(1, 0, 1 << 30)
     path, place, _ = log.files(runs[1])[0]
     with open(path, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), b"?", place + 20_000)
     assert reader.read_run(partition, runs[0]) is None
-    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    cold.turn(lambda: not reader.fetches, "the end of the fetch")
     assert bytes(reader.read_run(partition, runs[0])) == bytes(log.read_run(runs[0]))
     with pytest.raises(DataLoss, match=f"damaged at position {runs[1].position}"):
         reader.read_run(partition, runs[1])
 
 
 @pytest.mark.parametrize("changed", ["epoch", "log"])
-def test_runs_of_an_earlier_epoch_or_another_log_are_read_again(
-    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_runs_of_an_earlier_epoch_or_another_log_are_read_again(cold: Rig, changed: str) -> None:
     """Behind a failed sync other frames may stand where they stood; and a slot may have another log."""
-    rig = rigs(tail_bytes_max=0, segment_bytes=128 << 20)
-    scattered(rig)
-    log, reader = rig.worker.state.logs[0], rig.worker.reader
-    partition = rig.worker.state.catalog.by_id[1]
-    monkeypatch.setattr(log, "read_cached", lambda _: None)
+    log, reader = cold.worker.state.logs[0], cold.worker.reader
+    partition = cold.worker.state.catalog.by_id[1]
     (first, second, *_) = log.runs(1, 0, 1 << 30)
     assert reader.read_run(partition, first) is None
-    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    cold.turn(lambda: not reader.fetches, "the end of the fetch")
     assert reader.read_run(partition, first) is not None
     log_id, epoch = reader._fetched[0].of
     reader._fetched[0].of = (log_id, epoch - 1) if changed == "epoch" else (log_id + 1, epoch)
     assert reader.read_run(partition, second) is None, "it is fetched anew"
-    rig.turn(lambda: not reader.fetches, "the end of the fetch")
+    cold.turn(lambda: not reader.fetches, "the end of the fetch")
 
 
 def test_a_fetch_takes_one_descriptor_of_each_segment_and_closes_it(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from danube_fast.errors import DataLoss
 from danube_fast.wal.pages import CachedPages
 from danube_fast.workers.shard.keep import passed
 from tests.workers.shard_rig import RawClient, Rig
@@ -165,3 +166,23 @@ def test_many_partitions_are_looked_at_in_slices(start, dropped, monkeypatch):
         turns += 1
         assert len(asked) <= 4 * turns <= 24
     assert asked == list(range(1, 22))
+
+
+def test_an_index_that_cannot_be_read_ends_a_look_and_no_worker(start, dropped, monkeypatch):
+    rig, client = small(start, 1)
+    client.subscribe(1, "s", consumer_id=1)
+    opened = client.open_producer(1) | {"partition": 1}
+    asked: list[int] = []
+
+    def damaged(*_):
+        asked.append(1)
+        raise DataLoss("the index is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passed, "lowest_position", damaged)
+        publish(rig, client, opened, 0, 60)
+    assert asked
+    assert not dropped
+    client.ack(0, 60)
+    publish(rig, client, opened, 60, 20)
+    assert dropped, "the next look goes on"

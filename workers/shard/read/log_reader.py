@@ -28,8 +28,9 @@ __all__ = ["LogReader"]
 PREFETCH_BYTES = 4 << 20
 """Bytes that a thread reads at once."""
 OWN_BYTES = 256 << 10
+"""The same of the runs of one partition alone."""
 OWN_RUNS_MAX = 64
-"""The same of one partition's own runs, and how many of them: each is a read of its own."""
+"""Such runs that a thread reads at once: each is a read of its own."""
 SEEK_BYTES = 128 << 10
 """A read elsewhere costs about as much as to read on for so many bytes."""
 
@@ -156,25 +157,26 @@ class LogReader:
 
     def _work(self, log: Log, partition: Partition, run: Run, fetch: _Fetch) -> Callable[[], None]:
         """Return the work of a thread for `fetch`."""
-        before = self._fetched.get(partition.log_slot)
-        runs = []
-        if before is None or before.was_alone:
-            byte_limit = min(OWN_BYTES, OWN_RUNS_MAX * run.byte_count)
-            runs = live_runs(log, partition, run.base_offset, byte_limit)[:OWN_RUNS_MAX]
-            cost_bytes = sum(run.byte_count + SEEK_BYTES for run in runs)
-            if not runs or runs[-1].position - run.position <= cost_bytes:
-                runs = []
-        read_runs = log.reader.fetch(runs) if runs else None
-        prefetch = log.prefetch(run, PREFETCH_BYTES) if read_runs is None else None
+        runs = self._scattered_runs(log, partition, run)
+        read: Callable[[], dict[int, bytearray] | None] = (
+            log.reader.fetch(runs) if runs else log.prefetch(run, PREFETCH_BYTES)
+        )
 
         def work() -> None:
-            if read_runs is not None:
-                fetch.runs = read_runs()
-            if prefetch is not None:
-                prefetch()
+            fetch.runs = read() or {}
             fetch.is_over = True
 
         return work
+
+    def _scattered_runs(self, log: Log, partition: Partition, run: Run) -> list[Run]:
+        """List the next runs of a partition that is alone behind, if that reads less than all between them; else none."""
+        before = self._fetched.get(partition.log_slot)
+        if before is not None and not before.was_alone:
+            return []
+        byte_limit = min(OWN_BYTES, OWN_RUNS_MAX * run.byte_count)
+        runs = live_runs(log, partition, run.base_offset, byte_limit)[:OWN_RUNS_MAX]
+        cost_bytes = sum(run.byte_count + SEEK_BYTES for run in runs)
+        return runs if runs and runs[-1].position - run.position > cost_bytes else []
 
     def collect(self) -> None:
         """Let partitions whose frames have come read them: the one that they were fetched for goes last, as it may
