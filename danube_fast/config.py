@@ -80,6 +80,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Bound of all logs together. 0: the smaller of 100 GiB and half of the free disk."""
     group_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=64 * MIB)] = 4 * MIB
     """Most that is written and synced at once."""
+    durable_writes: Annotated[str, Meta(pattern="^(auto|fdatasync|dsync|direct)$")] = "auto"
+    """How small groups are made durable: by a write and `fdatasync`, or by one write, with RWF_DSYNC (`dsync`) or around
+    the page cache (`direct`, O_DIRECT and O_DSYNC). `auto`: what a probe at the start finds best; `danube-fast doctor`
+    prints the times."""
     page_cache_bytes: Annotated[int, Meta(ge=0, le=16 * TIB)] = 64 * MIB
     """Newest bytes of each log that stay in the system's page cache though every subscription has passed them; at least
     `tail_bytes_max`. Raise it for consumers that come late."""

@@ -10,14 +10,11 @@ import os
 import platform
 import resource
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from danube_fast.cli.output import bytes_text
-from danube_fast.clock import SystemClock
 from danube_fast.descriptors import DESCRIPTORS_NEEDED, DESCRIPTORS_WANTED
 from danube_fast.interpreter import is_free_threaded
 
@@ -30,7 +27,7 @@ FREE_BYTES_MIN = 10 * GIB
 FREE_BYTES_NEEDED = 1 * GIB
 PYTHON_MIN = (3, 11)
 SYNC_PROBES = 15
-SYNC_BYTES = 4096
+SYNC_SECONDS_MAX = 2.0
 SYNC_SLOW_MS = 5.0
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen")
 # A network file system's locks and syncs do not promise what the log needs.
@@ -161,22 +158,16 @@ def _file_system(place: Path, root: Path) -> Finding:
 
 
 def _sync_time(place: Path) -> Finding:
-    """Median of a few small fdatasyncs into a file without a name."""
-    clock = SystemClock()
-    times_ms = []
-    try:
-        with tempfile.TemporaryFile(dir=place) as probe:
-            os.write(probe.fileno(), bytes(SYNC_BYTES))
-            for _ in range(SYNC_PROBES):
-                os.pwrite(probe.fileno(), os.urandom(SYNC_BYTES), 0)
-                began_ns = clock.monotonic_ns()
-                os.fdatasync(probe.fileno())
-                times_ms.append((clock.monotonic_ns() - began_ns) / 1_000_000)
-    except OSError as error:
-        return Finding("sync", Verdict.WARNING, f"no answer from {place}: {error.strerror}")
-    middle = median(times_ms)
-    seen = f"{middle:.2f} ms for 4 KiB (median of {SYNC_PROBES})"
-    if middle > SYNC_SLOW_MS:
+    """How long a durable write of 4 KiB takes, in each way that there is, into a file without a name."""
+    from danube_fast.wal.durable import Way, best_way, probe_disk
+
+    times = probe_disk(place, SYNC_PROBES, SYNC_SECONDS_MAX)
+    if Way.FDATASYNC not in times:
+        return Finding("sync", Verdict.WARNING, f"nothing can be written to {place} and synced")
+    best = best_way(times)
+    text = ", ".join(f"{way} {us / 1000:.2f}" for way, us in times.items())
+    seen = f"{text} ms for 4 KiB (medians of {SYNC_PROBES}); `durable_writes` auto takes {best}"
+    if times[best] / 1000 > SYNC_SLOW_MS:
         advice = "use a disk with a write cache that survives power loss, or durability os"
         return Finding("sync", Verdict.WARNING, seen, advice, "Durability")
     return Finding("sync", Verdict.OK, seen)

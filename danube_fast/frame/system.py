@@ -22,6 +22,7 @@ __all__ = [
     "futex_wake",
     "ppoll",
     "pwritev",
+    "pwritev2",
     "read",
     "wall_ns",
     "write",
@@ -38,6 +39,7 @@ ppoll = external("ppoll", "int32(int64,int64,int64,int64)")
 read = external("read", "int64(int64,int64,int64)")
 write = external("write", "int64(int64,int64,int64)")
 pwritev = external("pwritev", "int64(int32,int64,int32,int64)")
+pwritev2 = external("pwritev2", "int64(int32,int64,int32,int64,int32)")
 _syscall = external("syscall", "int64(int64,int64,int64,int64,int64,int64,int64)")
 _errno_location = external("__errno_location", "int64()")
 _clock_gettime = external("clock_gettime", "int32(int32,int64)")

@@ -30,6 +30,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.layout import HEADER_BYTES, At
 from danube_fast.wal.background import Sync
+from danube_fast.wal.durable import DURABLE_BYTES_MAX, Way, choose_way
 from danube_fast.wal.layout import (
     GROUP_ALIGNMENT,
     SEGMENT_HEADER_BYTES,
@@ -43,7 +44,7 @@ from danube_fast.wal.spares import SparePool
 from danube_fast.wal.sync import SyncThread
 from danube_fast.wal.writer import PadStamper, WriteFault, write_all
 
-__all__ = ["BACKLOG_MAX", "Appender", "Lent"]
+__all__ = ["BACKLOG_MAX", "Appender", "Held", "Lent"]
 
 _LEFT_OPEN = 2  # segments that were left by a roll and stay open for readers
 BACKLOG_MAX = 256
@@ -67,6 +68,14 @@ class Lent(NamedTuple):
     syncs: int
     """Address of the queue of syncs, and the eventfd of its thread."""
     sync_bell: int
+    durable_bytes: int
+    """Size up to which a group may be given to the sync thread, which writes it and makes it durable; 0: none."""
+    durable_fd: int
+    durable_flags: int
+
+
+Held = tuple[int, memoryview] | None
+"""Position and bytes of a group that was given to the sync thread, and may not stand in the file yet."""
 
 
 class Appender:
@@ -80,7 +89,9 @@ class Appender:
         spares: SparePool,
         sync: Sync,
         wall_ns: Callable[[], int],
+        durable_writes: str = Way.FDATASYNC,
     ) -> None:
+        """`durable_writes`: the setting, "auto" or a way."""
         self.directory = directory
         self.written_position = 0
         self.epoch = 0
@@ -98,6 +109,9 @@ class Appender:
         """A sync was asked for while too many were queued."""
         self._is_torn = False
         """Kernels may have left a part of a group behind `written_position`."""
+        self._durable_writes = durable_writes
+        self._held: tuple[Segment, int, memoryview] | None = None
+        """The group that the sync thread writes."""
         self._epochs: list[tuple[int, int]] = []
         self._left: collections.deque[Segment] = collections.deque()
         self._pads = PadStamper(log_id)
@@ -110,6 +124,8 @@ class Appender:
         self.written_position = self._queued_position = position
         self._set_epoch(epoch)
         self._spares.expect(self._chain.bytes_on_disk)
+        if self._durable_writes == "auto" and isinstance(self._sync, SyncThread):
+            self._durable_writes = choose_way(self.directory)
         if not len(self._chain):
             self._roll(0, control=False)
 
@@ -196,6 +212,7 @@ class Appender:
     ) -> None:
         offset = segment.file_offset(position)
         try:
+            self._write_held()
             write_all(segment.open(), buffers, byte_count, offset, str(segment.path))
         except WriteFault as fault:
             if fault.touched or self._is_torn:
@@ -205,6 +222,26 @@ class Appender:
                 self._barrier_end = 0
             raise fault.error from fault
         self._is_torn = False
+
+    @property
+    def filled_position(self) -> int:
+        """Behind the last group that stands in its file: one that the sync thread has to write does not yet."""
+        held = self._held
+        if held is None or self._sync.synced_position >= held[1] + len(held[2]):
+            return self.written_position
+        return held[1]
+
+    def _write_held(self) -> None:
+        """Write the group that the sync thread has not made durable yet: what comes behind it must not stand behind a
+        gap, for a kill would cut the log there. Raises WriteFault.
+
+        The thread may write it, too, before or afterwards: the bytes are the same.
+        """
+        if self._held is not None and self.filled_position < self.written_position:
+            segment, position, data = self._held
+            offset = segment.file_offset(position)
+            write_all(segment.open(), [data], len(data), offset, str(segment.path))
+        self._held = None
 
     # -- written by kernels ------------------------------------------------------------------
 
@@ -219,13 +256,28 @@ class Appender:
             return None
         delta = newest.file_offset(self.written_position) - self.written_position
         try:
-            return Lent(newest.open(), delta, newest.end_position, *sync.queue)
+            lent = Lent(newest.open(), delta, newest.end_position, *sync.queue, 0, -1, 0)
+            # the first group of a segment is synced with the header before it
+            if self.written_position == newest.first_position:
+                return lent
+            if self._durable_writes == Way.DSYNC:
+                durable = newest.fd, os.RWF_DSYNC
+            elif self._durable_writes == Way.DIRECT:
+                durable = newest.open_direct(), 0
+            else:
+                return lent
         except OSError:
             return None  # the next write of the loop says why
+        return Lent(*lent[:-3], DURABLE_BYTES_MAX, *durable)
 
-    def take_back(self, end_position: int, queued_position: int, *, is_torn: bool) -> None:
+    def take_back(
+        self, end_position: int, queued_position: int, held: Held, *, is_torn: bool
+    ) -> None:
         """Note that kernels have written up to `end_position` and queued a sync up to `queued_position`, 0: none.
-        `is_torn`: the write behind that failed; it is to be made again."""
+        `held`: the last group, if it was given to the sync thread; its bytes stay as they are until that has no more to
+        do. `is_torn`: the write behind that failed; it is to be made again."""
+        if held is not None:
+            self._held = self._chain.segments[-1], *held
         self.written_position = end_position
         self._queued_position = max(self._queued_position, queued_position)
         self._is_torn = self._is_torn or is_torn
@@ -393,6 +445,7 @@ class Appender:
                 self._chain.append(kept)
             raise
         self._set_epoch(self.epoch)
+        self._held = None
         self._queued_position = position
         self._barrier_due = True
         self._barrier_end = 0

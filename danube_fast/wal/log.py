@@ -33,7 +33,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.frame.crc import crc32c
-from danube_fast.wal.appender import BACKLOG_MAX, Appender, Lent
+from danube_fast.wal.appender import BACKLOG_MAX, Appender, Held, Lent
 from danube_fast.wal.background import Background
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.feed import RunTable
@@ -89,8 +89,8 @@ class Log:
         self.syncs = background.make_sync(wake_fd)
         """The queue of syncs: how far all is durable, how many wait, and what failed."""
         self._appender = Appender(
-            directory, log_id, self._chain, self._spares, self.syncs, clock.wall_ns
-        )
+            directory, log_id, self._chain, self._spares, self.syncs, clock.wall_ns, settings.durable_writes
+        )  # fmt: skip
         self.reader = LogReader(self._chain, log_id, background)
         self.pages = CachedPages(self._chain, self.reader, background)
         """What of the log stands in the system's page cache."""
@@ -192,11 +192,6 @@ class Log:
         return self.syncs.synced_position
 
     @property
-    def sync_times(self) -> list[int]:
-        """How long syncs took that succeeded: the words of `Histogram.SYNC` (ring/counters.py)."""
-        return self.syncs.times
-
-    @property
     def oldest_position(self) -> int:
         """First position that can still be read."""
         return self._chain.oldest_position
@@ -260,9 +255,9 @@ class Log:
         """See `Appender.lend`."""
         return self._appender.lend() if self._ready and not self._refusing else None
 
-    def take_back(self, end: int, queued_end: int, runs: Runs | None, *, is_torn: bool) -> None:
+    def take_back(self, end: int, queued_end: int, runs: Runs | None, held: Held, *, is_torn: bool) -> None:  # fmt: skip
         """See `Appender.take_back`; `runs` are those of the groups."""
-        self._appender.take_back(end, queued_end, is_torn=is_torn)
+        self._appender.take_back(end, queued_end, held, is_torn=is_torn)
         if runs is not None:
             self._runs.appended(runs)
             self._runs.work(self.synced_position)
@@ -324,6 +319,11 @@ class Log:
     def refusing_text(self) -> str:
         """Why publishes are refused, and what to do; empty unless `refusing`."""
         return f"log {self.directory} takes no publishes: {_REFUSING}" if self._refusing else ""
+
+    def read_unsynced(self) -> bytearray:
+        """All frames behind the last synced position that stand in the file."""
+        start = self.synced_position
+        return self.read(start, self._appender.filled_position - start)
 
     def cut_after_fault(self, frames: Sequence[memoryview] = ()) -> int:
         """End the log at the last synced position and go on there, in a new segment, epoch + 1.

@@ -40,6 +40,7 @@ class Segment:
 
     __slots__ = (
         "created_ns",
+        "direct_fd",
         "end_position",
         "epoch",
         "fault",
@@ -63,7 +64,7 @@ class Segment:
         self.log_id: int | None = None
         self.fault: str | None = None
         self.is_reserve = False
-        self.fd = -1
+        self.fd = self.direct_fd = -1
 
     @classmethod
     def adopt(
@@ -151,8 +152,17 @@ class Segment:
             self.fd = open_file(self.path, _OPEN_FLAGS)
         return self.fd
 
+    def open_direct(self) -> int:
+        """A descriptor that writes around the page cache, durably, opened at the first use. Raises OSError."""
+        if self.direct_fd < 0:
+            self.direct_fd = open_file(self.path, _OPEN_FLAGS | os.O_DIRECT | os.O_DSYNC)
+        return self.direct_fd
+
     def close(self) -> None:
-        """Close the descriptor, if there is one."""
+        """Close the descriptors, if there are any."""
+        if self.direct_fd >= 0:
+            fd, self.direct_fd = self.direct_fd, -1
+            os.close(fd)
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)

@@ -1,11 +1,12 @@
 """The sync thread: one Python thread that runs one kernel without the GIL for as long as it lives.
 
 The worker's loop queues (file descriptor, position) pairs; the kernel takes all that is there, does
-one fdatasync per run of equal descriptors, and publishes how far the log is durable.
+one fdatasync per run of equal descriptors, and publishes how far the log is durable. An entry may
+carry a small group, too, which the kernel writes and makes durable in one call (decision 45).
 
       worker's loop                                   sync thread (nogil kernel)
       store entry, tail (release), eventfd  ------->  read(eventfd) ... tail (acquire)
-                                                      fdatasync(fd)
+                                                      fdatasync(fd), or a durable pwritev2(fd)
       synced (acquire)  <---------------------------  synced (release), write(wake_fd)
 
 Who writes what: TAIL, STOP and the entries the loop; HEAD, SYNCED, COUNT, ERRNO and FAULT the
@@ -13,7 +14,7 @@ kernel; RESET is written by the loop only while the kernel has nothing queued an
 
 A failed sync publishes errno and the position; from then on entries are dropped unsynced (on Linux
 a second fdatasync would answer "fine" for pages that were lost) until the loop resets the fault.
-All three system calls go through libc's symbols, so a preloaded library can stand in for the disk.
+All system calls go through libc's symbols, so a preloaded library can stand in for the disk.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from danube_fast.clock import MICROSECOND_NS
 from danube_fast.errors import Internal
 from danube_fast.frame.kernel import direct, external, kernel
 from danube_fast.frame.memory import load_i64, store_u64
-from danube_fast.frame.system import clock_ns, errno_now, read, write
+from danube_fast.frame.system import clock_ns, errno_now, pwritev2, read, write
 from danube_fast.ring.atomics import load_acquire, load_relaxed, store_release
 
-__all__ = ["SyncThread", "fault_of", "queue_sync", "synced_of"]
+__all__ = ["SyncThread", "fault_of", "queue_sync", "queue_write", "synced_of"]
 
 _LINE = 128
 _AT_TAIL = 0
@@ -45,11 +46,13 @@ _AT_SCRATCH = 5 * _LINE
 _AT_TIMES = 6 * _LINE
 _TIMES_WORDS = 28  # HISTOGRAM_WORDS of ring/counters.py
 _AT_ENTRIES = 8 * _LINE
-_ENTRY_BYTES = 16
+_ENTRY_BYTES = 64
+_AT_POSITION, _AT_VECTOR, _AT_SIZE, _AT_PLACE, _AT_FLAGS = 8, 16, 24, 32, 40
+"""Words of an entry behind its descriptor: the vector of one buffer, whose size is 0 if there is nothing to write."""
 _ENTRIES = 1024  # power of two; more than the groups that one slow sync can cover
 _ENTRY_MASK = _ENTRIES - 1
 _WORD_BYTES = 8
-_EINTR = errno.EINTR
+_EINTR, _EIO = errno.EINTR, errno.EIO
 
 _FULL_WAIT_SECONDS = 0.0005
 _DRAIN_WAIT_SECONDS = 30.0
@@ -64,6 +67,26 @@ def _fdatasync_once(fd: int) -> int:
         fault = errno_now()
         if fault != _EINTR:
             return fault
+    return 0
+
+
+@kernel("int64(int64,int64)")
+def _write_durably(entry: int, fd: int) -> int:
+    """0, or the errno with which the write of an entry's group failed. What a short write has left is written, too."""
+    place, left = load_i64(entry + _AT_PLACE), load_i64(entry + _AT_SIZE)
+    flags = load_i64(entry + _AT_FLAGS)
+    while left > 0:
+        done = pwritev2(fd, entry + _AT_VECTOR, 1, place, flags)
+        if done == 0:
+            return _EIO
+        if done < 0:
+            fault = errno_now()
+            if fault != _EINTR:
+                return fault
+            continue
+        place, left = place + done, left - done
+        store_u64(entry + _AT_VECTOR, load_i64(entry + _AT_VECTOR) + done)
+        store_u64(entry + _AT_SIZE, left)
     return 0
 
 
@@ -83,20 +106,22 @@ def _note_time(memory: int, took_ns: int) -> None:
 
 @kernel("void(int64,int64,int64)")
 def _sync_batch(memory: int, head: int, tail: int) -> None:
-    """Sync entries [head, tail); neighbours with one descriptor share a call."""
+    """Sync entries [head, tail); neighbours with one descriptor share a call, unless one has a group to write."""
     for index in range(head, tail):
         entry = memory + _AT_ENTRIES + (index & _ENTRY_MASK) * _ENTRY_BYTES
         fd = load_i64(entry)
         if index + 1 < tail:
             following = memory + _AT_ENTRIES + ((index + 1) & _ENTRY_MASK) * _ENTRY_BYTES
-            if load_i64(following) == fd:
+            writes = load_i64(entry + _AT_SIZE) != 0 or load_i64(following + _AT_SIZE) != 0
+            if load_i64(following) == fd and not writes:
                 continue
         if load_relaxed(memory + _AT_ERRNO) != 0:
             continue
         began_ns = clock_ns(memory + _AT_SCRATCH)
-        fault = _fdatasync_once(fd)
+        has_group = load_i64(entry + _AT_SIZE) != 0
+        fault = _write_durably(entry, fd) if has_group else _fdatasync_once(fd)
         took_ns = clock_ns(memory + _AT_SCRATCH) - began_ns
-        position = load_i64(entry + _WORD_BYTES)
+        position = load_i64(entry + _AT_POSITION)
         if fault != 0:
             store_u64(memory + _AT_FAULT, position)
             store_release(memory + _AT_ERRNO, fault)
@@ -129,26 +154,47 @@ def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
             write(wake_fd, scratch, _WORD_BYTES)
 
 
-@kernel("int64(int64,int64,int64)")
-def _push(memory: int, fd: int, position: int) -> int:
-    """Queue one entry: 1, or 0 if the queue is full."""
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def _push(
+    memory: int, fd: int, position: int, address: int, size: int, place: int, flags: int
+) -> int:
+    """Queue one entry, with `size` bytes to write, 0: none; 1, or 0 if the queue is full."""
     tail = load_relaxed(memory + _AT_TAIL)
     if tail - load_acquire(memory + _AT_HEAD) >= _ENTRIES:
         return 0
     entry = memory + _AT_ENTRIES + (tail & _ENTRY_MASK) * _ENTRY_BYTES
     store_u64(entry, fd)
-    store_u64(entry + _WORD_BYTES, position)
+    store_u64(entry + _AT_POSITION, position)
+    store_u64(entry + _AT_VECTOR, address)
+    store_u64(entry + _AT_SIZE, size)
+    store_u64(entry + _AT_PLACE, place)
+    store_u64(entry + _AT_FLAGS, flags)
     store_release(memory + _AT_TAIL, tail + 1)
     return 1
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
 def queue_sync(memory: int, event_fd: int, fd: int, position: int, scratch: int) -> int:
-    """Queue one entry and wake the thread: 1, or 0 if the queue is full."""
-    if _push(memory, fd, position) == 0:
+    """Queue a sync and wake the thread: 1, or 0 if the queue is full."""
+    if _push(memory, fd, position, 0, 0, 0, 0) == 0:
         return 0
     store_u64(scratch, 1)
     write(event_fd, scratch, _WORD_BYTES)
+    return 1
+
+
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+def queue_write(
+    memory: int, event_fd: int, fd: int, flags: int, position: int, vector: int, place: int
+) -> int:
+    """Let the thread write a group at `place` of a file, with a call that makes it durable, up to `position`: 1, or 0 if
+    the queue is full. All before it must be durable. The buffer of `vector`, which is scratch then, stays as it is until
+    the queue is empty."""
+    address, size = load_i64(vector), load_i64(vector + _WORD_BYTES)
+    if _push(memory, fd, position, address, size, place, flags) == 0:
+        return 0
+    store_u64(vector, 1)
+    write(event_fd, vector, _WORD_BYTES)
     return 1
 
 
@@ -237,7 +283,7 @@ class SyncThread:
         Waits while the queue is full: the disk is then more than 1,000 groups behind.
         Raises Internal if the thread is gone.
         """
-        while not _call_push(self._address, fd, position):
+        while not _call_push(self._address, fd, position, 0, 0, 0, 0):
             if self._thread is None or not self._thread.is_alive():
                 raise Internal("the log's sync thread is gone; restart the broker")
             time.sleep(_FULL_WAIT_SECONDS)

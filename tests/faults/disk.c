@@ -40,8 +40,9 @@ enum word {
     SYNCS_WAITING,
     WRITES_FAILED,
     WRITES_SHORT,
+    WRITES_DURABLE,
 };
-enum { CONTROL_BYTES = 4096, FILTER_AT = 2048, JOURNAL_FD_MIN = 700, SHORT_SHARE = 32 };
+enum { CONTROL_BYTES = 4096, FILTER_AT = 2048, JOURNAL_FD_MIN = 700, SHORT_SHARE = 32, BLOCK = 4096 };
 enum record { WRITE = 1, SYNC, GROW, TRUNCATE, CREATE, RENAME, UNLINK };
 enum { ZEROS = 1, DURABLE = 2, FOLDER = 4 };
 
@@ -56,7 +57,7 @@ static char root[PATH_MAX];
 static size_t root_bytes;
 static const char *boot_id;
 static int journal = -1;
-static __thread int was_torn;
+static __thread int was_torn, durable;
 
 static int64_t word(enum word w) { return __atomic_load_n(control + w, __ATOMIC_ACQUIRE); }
 static void count(enum word w, int64_t by) { __atomic_fetch_add(control + w, by, __ATOMIC_ACQ_REL); }
@@ -151,7 +152,7 @@ static void note_file(enum record kind, uint32_t flags, int fd, uint64_t at, uin
 static void note_write(int fd, const struct iovec *data, int parts, int64_t at, size_t size) {
     struct stat file;
     if (journal < 0 || fstat(fd, &file) || !S_ISREG(file.st_mode)) return;
-    uint32_t flags = fcntl(fd, F_GETFL) & O_DSYNC ? DURABLE : 0;
+    uint32_t flags = durable || fcntl(fd, F_GETFL) & O_DSYNC ? DURABLE : 0;
     int zeros = 1;
     size_t left = size;
     for (int i = 0; i < parts && left && zeros; i++) {
@@ -188,20 +189,25 @@ static int sync_fails(void) {
     return 1;
 }
 
+/* What orders make of a sync of this file: 0, or -1 and errno */
+static int obey(const char *path) {
+    if (!strstr(path, (const char *)control + FILTER_AT)) return 0;
+    count(SYNCS, 1);
+    if (sync_fails()) return -1;
+    if (word(SYNC_HELD)) {
+        count(SYNCS_WAITING, 1);
+        while (word(SYNC_HELD)) pause_us(1000);
+        count(SYNCS_WAITING, -1);
+        if (sync_fails()) return -1;
+    }
+    if (word(SYNC_DELAY_US)) pause_us(word(SYNC_DELAY_US));
+    return 0;
+}
+
 static int sync_file(int fd, int (*real)(int)) {
     char path[PATH_MAX];
     if (!is_ours(fd, path)) return real(fd);
-    if (strstr(path, (const char *)control + FILTER_AT)) {
-        count(SYNCS, 1);
-        if (sync_fails()) return -1;
-        if (word(SYNC_HELD)) {
-            count(SYNCS_WAITING, 1);
-            while (word(SYNC_HELD)) pause_us(1000);
-            count(SYNCS_WAITING, -1);
-            if (sync_fails()) return -1;
-        }
-        if (word(SYNC_DELAY_US)) pause_us(word(SYNC_DELAY_US));
-    }
+    if (obey(path)) return -1;
     struct stat file;
     off_t covered = journal >= 0 ? lseek(journal, 0, SEEK_END) : 0;
     int result = real(fd);
@@ -225,9 +231,11 @@ static size_t allowed(int fd, int64_t at, size_t size) {
     if (!full || !size || fstat(fd, &file) || !S_ISREG(file.st_mode)) return size;
     if (full == 1 && at + (int64_t)size <= file.st_size) return size;
     if (full == 3) {
-        was_torn = !was_torn && size >= SHORT_SHARE;
+        /* around the page cache a write is short by whole blocks */
+        size_t some = fcntl(fd, F_GETFL) & O_DIRECT ? size / 2 & ~(size_t)(BLOCK - 1) : size / SHORT_SHARE;
+        was_torn = !was_torn && some;
         count(WRITES_SHORT, was_torn);
-        return was_torn ? size / SHORT_SHARE : size;
+        return was_torn ? some : size;
     }
     if (word(TORN) && !was_torn && size > 1) {
         was_torn = 1;
@@ -290,9 +298,23 @@ ssize_t pwritev(int fd, const struct iovec *data, int parts, off_t at) {
 ssize_t pwritev64(int fd, const struct iovec *data, int parts, off64_t at) {
     return write_parts(fd, data, parts, at);
 }
+/* A durable write is a write, and then a sync of these bytes alone: it can be late or fail in either. */
 ssize_t pwritev2(int fd, const struct iovec *data, int parts, off_t at, int flags) {
     REAL(pwritev2);
-    return flags ? real(fd, data, parts, at, flags) : write_parts(fd, data, parts, at);
+    char path[PATH_MAX];
+    int is_direct = control && fcntl(fd, F_GETFL) & O_DSYNC;
+    if (!is_ours(fd, path) || (flags && flags != RWF_DSYNC)) return real(fd, data, parts, at, flags);
+    if (!flags && !is_direct) return write_parts(fd, data, parts, at);
+    count(WRITES_DURABLE, 1);
+    if (is_direct && obey(path)) return -1;
+    ssize_t done = write_parts(fd, data, parts, at);
+    if (is_direct || done <= 0) return done;
+    if (obey(path)) return -1;
+    if (real(fd, data, parts, at, flags) < done) return -1;
+    durable = 1;
+    note_write(fd, data, parts, at, done);
+    durable = 0;
+    return done;
 }
 ssize_t pwritev64v2(int fd, const struct iovec *data, int parts, off64_t at, int flags) {
     return pwritev2(fd, data, parts, at, flags);

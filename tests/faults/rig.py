@@ -51,6 +51,7 @@ class Word(IntEnum):
     SYNCS_WAITING = 9
     WRITES_FAILED = 10
     WRITES_SHORT = 11
+    WRITES_DURABLE = 12
 
 
 class Disk:

@@ -24,10 +24,19 @@ import pytest
 
 from danube_fast.errors import Internal, ResourceExhausted, Unavailable
 from danube_fast.net.protocol import Status
+from danube_fast.wal.durable import Way
 from danube_fast.wal.layout import position_from_name
 from tests.crash.payloads import ident_of, number_of, payload_of
 from tests.faults.power import Kind, Recording
-from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, RawProducer, read_all
+from tests.faults.rig import (
+    SEGMENTS,
+    Background,
+    Disk,
+    FaultyServer,
+    RawProducer,
+    Word,
+    read_all,
+)
 from tests.workers.broker import wait_until
 
 CUTS = int(os.environ.get("DANUBE_POWER_CUTS", "3"))
@@ -189,11 +198,11 @@ class Load:
             producer.close()
 
 
-def record(folder: Path, disk: Disk) -> None:
+def record(folder: Path, disk: Disk, way: Way) -> None:
     """Run a broker under load; its journal and the evidence stay in `folder`."""
     disk.journal = folder / "journal"
     evidence = Evidence()
-    server = FaultyServer(folder / "data", disk, **SETTINGS)
+    server = FaultyServer(folder / "data", disk, **SETTINGS, durable_writes=str(way))
     with server:
         load = Load(server, evidence)
         with server.client(transport="shm") as client:
@@ -204,6 +213,7 @@ def record(folder: Path, disk: Disk) -> None:
             evidence.born = load.size()
             load.run(client)
         server.kill("all")
+    assert disk[Word.WRITES_DURABLE], "no group was written by one call"
     disk.journal = None
     (folder / "evidence").write_text(json.dumps(vars(evidence)))
 
@@ -326,13 +336,16 @@ class Recorded:
         return ends
 
 
-@pytest.fixture(scope="module")
-def recorded(disk_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+@pytest.fixture(scope="module", params=[Way.DSYNC, Way.DIRECT])
+def recorded(
+    request: pytest.FixtureRequest, disk_library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Recorded:
+    """A life of a broker that makes small groups durable in one way or the other."""
     if EARLIER:
         return Recorded(Path(EARLIER))
     folder = tmp_path_factory.mktemp("recorded")
     disk = Disk(disk_library, folder)
-    record(folder, disk)
+    record(folder, disk, request.param)
     disk.close()
     return Recorded(folder)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import DeadlineExceeded, Internal, ResourceExhausted
+from danube_fast.wal.durable import Way
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, Word, read_all
 from tests.faults.ring_rig import FLEETING, FSYNC, MEMORY, OS, RingLoad
 from tests.workers.broker import wait_until
@@ -25,6 +26,14 @@ ACKS = 40
 HEARTBEAT_TIMEOUT_MS = 3000
 HANG_SECONDS = 1.2 * HEARTBEAT_TIMEOUT_MS / 1000
 REFUSALS = (Internal, ResourceExhausted, DeadlineExceeded)
+
+
+@pytest.fixture(autouse=True, params=[Way.DSYNC, Way.DIRECT])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """How small groups are made durable."""
+    chosen: Way = request.param
+    monkeypatch.setenv("DANUBE_DURABLE_WRITES", chosen)
+    return chosen
 
 
 @pytest.fixture

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import Counter
 from typing import Any
 
 from danube_fast.wal.appender import Lent
-from danube_fast.wal.sync import _AT_ENTRIES, _ENTRY_BYTES, SyncThread, _call_load, _call_store
+from danube_fast.wal.sync import (
+    _AT_ENTRIES,
+    _AT_PLACE,
+    _AT_POSITION,
+    _AT_SIZE,
+    _AT_VECTOR,
+    _ENTRY_BYTES,
+    SyncThread,
+    _call_load,
+    _call_store,
+)
 from danube_fast.workers.shard.publish.outlets import Outlets
 from danube_fast.workers.shard.publish.ring_intake import RingIntake
 from danube_fast.workers.shard.publish.turn_layout import OutletKind
@@ -129,7 +140,7 @@ def served_again(rig: Rig, served: Counter[int], publisher: Publisher, kind: int
 
 
 class FailingWrites:
-    """Kernels are lent a descriptor that takes no writes, until `mend`."""
+    """Kernels are lent a descriptor that takes no writes, until `mend`; the sync thread gets none of their groups."""
 
     def __init__(self, rig: Rig) -> None:
         self.log = rig.worker.state.logs[0]
@@ -140,7 +151,7 @@ class FailingWrites:
         def lend_other() -> Lent | None:
             lent = lend()
             self.lent += lent is not None
-            return None if lent is None else lent._replace(fd=self.fd)
+            return None if lent is None else lent._replace(fd=self.fd, durable_bytes=0)
 
         self.log.lend = lend_other  # type: ignore[method-assign]
 
@@ -171,11 +182,21 @@ class HeldTurns:
     @property
     def held(self) -> list[tuple[int, int]]:
         """Descriptor and position of what is queued."""
+        return [(load(entry), load(entry + _AT_POSITION)) for entry in self._entries()]
+
+    def _entries(self) -> range:
         start = self.queue._address + _AT_ENTRIES
-        return [
-            (load(start + _ENTRY_BYTES * at), load(start + _ENTRY_BYTES * at + 8))
-            for at in range(self.queue.backlog)
-        ]
+        return range(start, start + _ENTRY_BYTES * self.queue.backlog, _ENTRY_BYTES)
+
+    def _write_groups(self) -> None:
+        """Write the groups that wait in the queue, as its thread would."""
+        for entry in self._entries():
+            size = load(entry + _AT_SIZE)
+            if size:
+                group = ctypes.string_at(load(entry + _AT_VECTOR), size)
+                path = f"/proc/self/fd/{load(entry)}"
+                with open(path, "r+b", buffering=0) as file:
+                    os.pwrite(file.fileno(), group, load(entry + _AT_PLACE))
 
     def note_fault(self) -> None:
         """Kernels see that a sync has failed."""
@@ -185,6 +206,7 @@ class HeldTurns:
         """The disk goes on as if nothing had been."""
         del self.log.lend
         queued = self.log._appender._queued_position  # positions in the queue must not fall
+        self._write_groups()
         for fd, position in self.held:
             self.sync.push(fd, max(position, queued))
         self.queue.stop()

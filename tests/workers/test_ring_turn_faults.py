@@ -13,6 +13,7 @@ import pytest
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.errors import Internal
 from danube_fast.wal import appender
+from danube_fast.wal.durable import Way
 from danube_fast.wal.writer import WriteFault
 from danube_fast.workers.shard.publish.turn_layout import JobWord, OutletKind
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
@@ -34,9 +35,9 @@ SEED = int(os.environ.get("DANUBE_TURN_SEED", "1"))
 KINDS = {"fsync": OutletKind.FSYNC, "os": OutletKind.OS}
 
 
-@pytest.fixture
-def rig(rigs: Callable[..., Rig]) -> Rig:
-    return rigs(ipc_endpoint=fresh_endpoint(), tail_bytes_max=0)
+@pytest.fixture(params=[Way.FDATASYNC, Way.DSYNC])
+def rig(request: pytest.FixtureRequest, rigs: Callable[..., Rig]) -> Rig:
+    return rigs(ipc_endpoint=fresh_endpoint(), tail_bytes_max=0, durable_writes=request.param)
 
 
 def read_all(rig: Rig, partition: int, count: int) -> list[tuple[int, bytes]]:

@@ -25,6 +25,7 @@ PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
 CREDIT, GUARDED = "tests/workers/test_ring_turn_credit.py", "tests/workers/test_guarded_tables.py"
+DURABLE = "tests/workers/test_durable_writes.py"
 GROUPS, DISKS = "tests/workers/test_ring_turn_groups.py", "tests/faults/test_ring_faults.py"
 
 
@@ -101,6 +102,23 @@ MUTANTS: dict[str, Mutant] = {
     "answer_too_many_looked_at": Mutant(
         "danube_fast/client/link/answers.py", "range(load_relaxed(table))",
         "range(load_relaxed(table) + 1)", GUARDED,
+    ),
+    "durable_write_behind_a_log_that_is_not": Mutant(
+        SERVE, "if synced == load_word(job, JobWord.GROUP_START)", "if synced >= 0",
+        "tests/faults/test_durable_writes.py",
+    ),
+    "written_behind_a_group_that_is_not": Mutant(
+        SERVE, "if load_word(job, JobWord.DURABLE_END) <= synced", "if synced >= 0", DURABLE
+    ),
+    "hole_before_what_is_written": Mutant(
+        "danube_fast/wal/appender.py", "            self._write_held()\n", "", DURABLE
+    ),
+    "header_of_a_segment_not_synced": Mutant(
+        "danube_fast/wal/appender.py", "if self.written_position == newest.first_position:", "if not newest.fd:",
+        DURABLE,
+    ),
+    "staged_over_a_group_that_hangs": Mutant(
+        INTAKE, "self._writing is not None and self._writing.syncs.backlog:", "self._writing is self:", DURABLE
     ),
     "outlet_left_behind": Mutant(
         f"{PUBLISH}/outlets.py", "            partitions[slot, _OUTLET] = 0\n", "            pass\n", EDGES

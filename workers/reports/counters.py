@@ -53,7 +53,7 @@ class CounterReports(PeriodicJob):
         }
         times = {
             Histogram.ACK: [intake.ack_times],
-            Histogram.SYNC: [log.sync_times for log in logs],
+            Histogram.SYNC: [log.syncs.times for log in logs],
         }
         values[Counter.SYNCS] = sum(sum(row[:HISTOGRAM_BUCKETS]) for row in times[Histogram.SYNC])
         for histogram, rows in times.items():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Stored
 from danube_fast.countdown import Done
+from danube_fast.wal.appender import Held
 
 __all__ = ["Group", "Publication", "Written"]
 
@@ -47,6 +48,8 @@ class Written(NamedTuple):
     end_position: int
     queued_position: int
     """A sync is queued up to here; 0: none."""
+    held: Held
+    """The last of them, if the sync thread writes it."""
     is_torn: bool
     """The write behind that failed, and is to be made again."""
 

@@ -309,7 +309,11 @@ class Journal:
                 raise Internal(f"{written.frame_count} frames have {len(runs)} index entries")
         self._spare_bytes = None
         self.log.take_back(
-            written.end_position, written.queued_position, runs, is_torn=written.is_torn
+            written.end_position,
+            written.queued_position,
+            runs,
+            written.held,
+            is_torn=written.is_torn,
         )
         if not written.frame_count:
             return

@@ -15,7 +15,7 @@ import os
 import select
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,9 @@ from danube_fast.net.server import Server
 from danube_fast.net.session import Session
 from danube_fast.ring.handover import RingServer
 from danube_fast.ring.layout import WORD_BYTES
+from danube_fast.wal.appender import Held
 from danube_fast.wal.layout import GROUP_ALIGNMENT
+from danube_fast.wal.log import Log
 from danube_fast.workers.shard.publish.group import Group, Publication, Written
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import Journal
@@ -58,6 +60,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     LinkStatus,
     LinkWord,
     Stage,
+    Taken,
     TakenWord,
 )
 from danube_fast.workers.shard.routed_peers import RoutedPeers
@@ -88,20 +91,6 @@ _ARMED, _ORDINARY, _MORE = int(LinkStatus.ARMED), int(LinkStatus.ORDINARY), int(
 _UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
 
 
-class Taken(NamedTuple):
-    """A taken row."""
-
-    link: int
-    request: int
-    frames: int
-    """Or the fault of the bundle."""
-    first: int
-    bundle: int
-    bundle_bytes: int
-    stage: int
-    end: int
-
-
 class RingIntake:
     """Take plain publishes of clients for one worker. Used by its loop only."""
 
@@ -117,7 +106,11 @@ class RingIntake:
         """Peers of the ROUTER that kernels did not know: perhaps they have a session by now."""
         self._received = bytearray(ROUTED_BYTES)
         self._holders: list[bytes | None] = [None] * (LEFT_PLACE + 1)
-        self._staging = bytearray(STAGING_BYTES + GROUP_ALIGNMENT + HEADER_BYTES)
+        staging = bytearray(STAGING_BYTES + 2 * GROUP_ALIGNMENT + HEADER_BYTES)
+        # a write around the page cache takes whole blocks of memory only
+        self._staging = memoryview(staging)[-address_of(staging) % GROUP_ALIGNMENT :]
+        self._writing: Log | None = None
+        """The log whose sync thread may read the staging memory yet."""
         self._events = bytearray(EVENTS_MAX * EPOLL_EVENT_BYTES)
         self._capacity = 0
         self._memory = np.zeros(_LINKS_AT, np.int64)
@@ -268,7 +261,7 @@ class RingIntake:
             JobWord.LOOKED, JobWord.IS_CLOSING, JobWord.IS_STOPPED, JobWord.GROUP_BYTES,
             JobWord.PENDING, JobWord.HAS_WRITTEN, JobWord.AWAITED, JobWord.IS_TORN,
             JobWord.BELL_RANG, JobWord.CODE, JobWord.BEGAN_NS, JobWord.GROUPS, JobWord.QUEUED_END,
-            JobWord.IN_HAND,
+            JobWord.IN_HAND, JobWord.DURABLE_START, JobWord.DURABLE_END,
         ):  # fmt: skip
             words[word] = 0
         self._borrow_log()
@@ -287,6 +280,10 @@ class RingIntake:
     def _borrow_log(self) -> None:
         """Borrow a log for the kernels, if one may be lent: the first of those that the worker has."""
         words, self._log_slot = self._words, -1
+        words[JobWord.LOG_SLOT] = -1
+        if self._writing is not None and self._writing.syncs.backlog:
+            return
+        self._writing = None
         for slot, journal in self._state.journals.items():
             lent = journal.lend()
             if lent is not None:
@@ -295,6 +292,11 @@ class RingIntake:
                 words[JobWord.LOG_FD], words[JobWord.LOG_DELTA] = lent.fd, lent.delta
                 words[JobWord.LOG_END], words[JobWord.GROUP_START] = lent.end_position, start
                 words[JobWord.SYNCS], words[JobWord.SYNC_BELL] = lent.syncs, lent.sync_bell
+                words[JobWord.DURABLE_BYTES] = lent.durable_bytes
+                words[JobWord.DURABLE_FD], words[JobWord.DURABLE_FLAGS] = (
+                    lent.durable_fd,
+                    lent.durable_flags,
+                )
                 break
         words[JobWord.LOG_SLOT] = self._log_slot
 
@@ -420,10 +422,20 @@ class RingIntake:
             first, stop = (written[0].first, written[-1].first + 1) if written else (0, 0)
             end, queued = words[JobWord.GROUP_START], words[JobWord.QUEUED_END]
             is_torn = bool(words[JobWord.IS_TORN])
+            journal = self._state.journals[self._log_slot]
             written_here = Written(
-                first, stop, len(written), words[JobWord.GROUPS], end, queued, is_torn
-            )
-            self._state.journals[self._log_slot].take_back(written_here)
+                first, stop, len(written), words[JobWord.GROUPS], end, queued,
+                self._held_group(journal.log), is_torn,
+            )  # fmt: skip
+            journal.take_back(written_here)
+
+    def _held_group(self, log: Log) -> Held:
+        """The group that the sync thread writes, if it has not made it durable yet."""
+        start, end = self._words[JobWord.DURABLE_START], self._words[JobWord.DURABLE_END]
+        if end <= log.syncs.synced_position:
+            return None
+        self._writing = log
+        return start, self._staging[: end - start]
 
     def _hand_on(self, rows: list[Taken], senders: dict[int, Session]) -> None:
         """Enter the bundles that were taken, in their order: first those that kernels have written or served."""

@@ -4,6 +4,9 @@ r"""Kernels that serve taken frames: look whether they are plain, write them int
                \-> group --write--> `os` topics --------> DELIVER, PUBLISHED
                                \--> sync thread --------> DELIVER, PUBLISHED, in a later step
 
+A small group that nothing may be shown of before it is durable, behind a log that is, is not written here: the sync thread
+writes it with a call that makes it durable, and until then nothing is written behind it.
+
 A frame is plain if its partition has an outlet. Where one is not, the turn stops in front of it: Python does all that is
 left, from the result rows on.
 """
@@ -37,7 +40,7 @@ from danube_fast.frame.system import clock_ns, pwritev
 from danube_fast.ring.duplex_kernel import WAITS, word_of
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.layout import GROUP_ALIGNMENT
-from danube_fast.wal.sync import queue_sync, synced_of
+from danube_fast.wal.sync import queue_sync, queue_write, synced_of
 from danube_fast.wal.writer import stamp_pad
 from danube_fast.workers.shard.publish.siblings import (
     SIBLINGS_BYTES_MAX,
@@ -251,26 +254,52 @@ def _pass_group(job: int, end: int) -> int:
     return waiting
 
 
+@kernel("int64(int64,int64)")
+def _is_for_one_call(job: int, size: int) -> int:
+    """1 if the sync thread may write the group: all before it is durable, and none of it is shown before it is."""
+    if size > load_word(job, JobWord.DURABLE_BYTES) or load_word(job, JobWord.HAS_WRITTEN) != 0:
+        return 0
+    synced = synced_of(load_word(job, JobWord.SYNCS))
+    return 1 if synced == load_word(job, JobWord.GROUP_START) else 0
+
+
+@kernel("void(int64,int64,int64,int64)")
+def _queue(job: int, end: int, size: int, one_call: int) -> None:
+    """Queue the sync of the group that ends at `end`, or its write, too."""
+    syncs, bell = load_word(job, JobWord.SYNCS), load_word(job, JobWord.SYNC_BELL)
+    vector = job + _AT_SCRATCH
+    if one_call == 0:
+        queue_sync(syncs, bell, load_word(job, JobWord.LOG_FD), end, vector)
+    else:
+        fd, flags = load_word(job, JobWord.DURABLE_FD), load_word(job, JobWord.DURABLE_FLAGS)
+        start = end - size
+        queue_write(syncs, bell, fd, flags, end, vector, start + load_word(job, JobWord.LOG_DELTA))
+        store_word(job, JobWord.DURABLE_START, start)
+        store_word(job, JobWord.DURABLE_END, end)
+    store_word(job, JobWord.QUEUED_END, end)
+    store_word(job, JobWord.SINCE_NS, clock_ns(vector))
+
+
 @kernel("int64(int64)")
 def write_group(job: int) -> int:
-    """Write the group, and queue its sync if a frame waits for that. A write that fails is left to Python, which makes
-    it again from the start."""
+    """Write the group, and queue its sync if a frame waits for that; or queue both for one call. A write that fails here
+    is left to Python, which makes it again from the start."""
     size = _stage_group(job)
     start, vector = load_word(job, JobWord.GROUP_START), job + _AT_SCRATCH
     store_u64(vector, load_word(job, JobWord.STAGING))
     store_u64(vector + WORD_BYTES, size)
     place = start + load_word(job, JobWord.LOG_DELTA)
     fd = load_word(job, JobWord.LOG_FD)
-    if size == 0 or pwritev(fd, vector, 1, place) != size:
+    one_call = _is_for_one_call(job, size)
+    if size == 0 or (one_call == 0 and pwritev(fd, vector, 1, place) != size):
         store_word(job, JobWord.IS_TORN, 1 if size != 0 else 0)
         store_word(job, JobWord.IS_STOPPED, 1)
         return 0
     end = start + size
     log = load_word(load_word(job, JobWord.STATE), StateWord.LOGS)
     log += load_word(job, JobWord.LOG_SLOT) * _LOG_BYTES
-    syncs = load_word(job, JobWord.SYNCS)
     store_word(log, LogWord.POSITION, end)
-    store_word(log, LogWord.SYNCED_POSITION, synced_of(syncs))
+    store_word(log, LogWord.SYNCED_POSITION, synced_of(load_word(job, JobWord.SYNCS)))
     pad = size - load_word(job, JobWord.GROUP_BYTES)
     store_word(job, JobWord.ROOM, load_word(job, JobWord.ROOM) - pad)
     store_word(job, JobWord.GROUP_START, end)
@@ -281,10 +310,8 @@ def write_group(job: int) -> int:
     store_word(job, JobWord.HAS_WRITTEN, 0)
     waiting = _pass_group(job, end)
     if waiting != 0:
-        queue_sync(syncs, load_word(job, JobWord.SYNC_BELL), fd, end, vector)
         store_word(job, JobWord.AWAITED, load_word(job, JobWord.AWAITED) + waiting)
-        store_word(job, JobWord.QUEUED_END, end)
-        store_word(job, JobWord.SINCE_NS, clock_ns(job + _AT_SCRATCH))
+        _queue(job, end, size, one_call)
     return size
 
 
@@ -296,7 +323,8 @@ def is_due(job: int) -> int:
     if pending == 0 or load_word(job, JobWord.IS_STOPPED) != 0:
         return 0
     if load_word(job, JobWord.HAS_WRITTEN) != 0:
-        return 1
+        synced = synced_of(load_word(job, JobWord.SYNCS))
+        return 1 if load_word(job, JobWord.DURABLE_END) <= synced else 0
     if load_word(job, JobWord.AWAITED) != 0:
         return 0
     siblings = load_word(job, JobWord.SIBLINGS)

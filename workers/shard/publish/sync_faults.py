@@ -71,8 +71,7 @@ def repair_failed_sync(state: ShardState, slot: int) -> None:
 def _cut(state: ShardState, slot: int) -> None:
     """Keep acked frames, and end the segment. Raises ResourceExhausted, Internal."""
     log, journal = state.logs[slot], state.journals[slot]
-    start = log.synced_position
-    kept = log.read(start, log.written_position - start)
+    kept = log.read_unsynced()
     records: list[bytes] = []
     log.cut_after_fault(list(_frames_to_keep(state, slot, memoryview(kept), records)))
     journal.record_again(records)

@@ -12,6 +12,7 @@ right behind it, so no rule stands twice: whatever changes in between is seen.
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from danube_fast.net.port_kernels import MESSAGE_BYTES
 from danube_fast.ring.duplex_kernel import PAIR_WORDS
@@ -46,6 +47,7 @@ __all__ = [
     "OutletKind",
     "OutletWord",
     "Stage",
+    "Taken",
     "TakenWord",
 ]
 
@@ -154,7 +156,15 @@ class JobWord(enum.IntEnum):
     """Size of each part, and above `MORE_SHIFT` whether another one follows."""
     COMMAND_FOUND = 53
     BODY_FOUND = 54
-    PAIR = 55
+    DURABLE_BYTES = 55
+    """Size up to which a group may be written by the sync thread, with a call that makes it durable; 0: none."""
+    DURABLE_FD = 56
+    DURABLE_FLAGS = 57
+    """The descriptor, and the flags of pwritev2, with which it is."""
+    DURABLE_START = 58
+    DURABLE_END = 59
+    """Position of the last group that was written so, and behind it; 0: none in this turn."""
+    PAIR = 60
 
 
 class LinkStatus(enum.IntEnum):
@@ -208,6 +218,20 @@ class TakenWord(enum.IntEnum):
     STAGE = 6
     END = 7
     """Position behind its group."""
+
+
+class Taken(NamedTuple):
+    """A taken row, as Python reads it: its words in their order."""
+
+    link: int
+    request: int
+    frames: int
+    """Or the fault of the bundle."""
+    first: int
+    bundle: int
+    bundle_bytes: int
+    stage: int
+    end: int
 
 
 class OutletKind(enum.IntEnum):
