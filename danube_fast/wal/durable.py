@@ -27,8 +27,9 @@ DURABLE_BYTES_MAX = 64 * 1024
 PROBE_ROUNDS = 8
 PROBE_SECONDS_MAX = 0.05
 BLOCK_BYTES = 4096
-SLOWER_MAX = 1.05
-"""One call spares the worker a write, so that it may take that much longer than both."""
+ONE_CALL_SHARE = 0.85
+"""Of the time of both calls: with as much time for one, acks came no sooner, for the thread that was just woken has to do
+the write, too."""
 DIRECT_SHARE = 0.5
 """A write around the page cache has to be twice as fast: while it lasts nothing else can be written to its file, and what
 it has written is read from the disk. It is where a disk has a volatile cache and can write through that (FUA)."""
@@ -55,7 +56,7 @@ def best_way(times: dict[Way, float]) -> Way:
     both, one, direct = (times.get(way, inf) for way in (Way.FDATASYNC, Way.DSYNC, Way.DIRECT))
     if direct < DIRECT_SHARE * min(both, one):
         return Way.DIRECT
-    return Way.DSYNC if one <= SLOWER_MAX * both and one < inf else Way.FDATASYNC
+    return Way.DSYNC if one < ONE_CALL_SHARE * both else Way.FDATASYNC
 
 
 def probe_disk(

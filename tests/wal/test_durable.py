@@ -23,8 +23,9 @@ call_queue_write = direct(queue_write)
     [
         ({}, BOTH),
         ({BOTH: 100.0}, BOTH),
-        ({BOTH: 100.0, ONE: 104.0}, ONE),
-        ({BOTH: 100.0, ONE: 106.0}, BOTH),
+        ({BOTH: 100.0, ONE: 84.0}, ONE),
+        ({BOTH: 100.0, ONE: 86.0}, BOTH),
+        ({ONE: 86.0}, ONE),
         ({BOTH: 100.0, ONE: 80.0, DIRECT: 60.0}, ONE),
         ({BOTH: 1000.0, ONE: 1000.0, DIRECT: 60.0}, DIRECT),
         ({BOTH: 100.0, DIRECT: 60.0}, BOTH),
