@@ -38,9 +38,11 @@ ENVIRONMENT_OTHERS = frozenset(
     {
         "DANUBE_CONFIG",
         "DANUBE_KERNELS",
+        "DANUBE_KEY_FILE",
         "DANUBE_MALLOC",
         "DANUBE_PLAIN_CRC",
         "DANUBE_PLAIN_FRAMES",
+        "DANUBE_SERVER_KEY",
         "DANUBE_TEST_RUN",
         "DANUBE_URL",
     }
@@ -57,8 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: Annotated[str, Meta(min_length=1)] = "danube-data"
     """Folder of logs and metadata, on a local disk."""
     listen: str = "127.0.0.1:6650"
-    """HOST:PORT where clients begin. Worker i listens on PORT + 2 + i; with port 0 the system chooses all ports. There
-    are no passwords and no encryption yet: beyond loopback only in a network that you trust."""
+    """HOST:PORT where clients begin. Worker i listens on PORT + 2 + i; with port 0 the system chooses all ports. Other
+    addresses than loopback need `auth`, or `insecure` in a network that you trust."""
     advertise: str = ""
     """HOST that clients are told to connect to. Empty: the one of `listen`."""
     admin: str = ""
@@ -67,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Processes that hold logs and partitions."""
     log_format: Annotated[str, Meta(pattern="^(text|json)$")] = "text"
     """Form of what the broker logs to stderr: `text` or `json`."""
+
+    # security
+    auth: Annotated[str, Meta(pattern="^(none|required)$")] = "none"
+    """`required`: clients prove who they are, and may do what roles allow; CURVE on tcp, the kernel's word for local
+    users. `none`: all who reach the broker may do everything, so it listens on loopback."""
+    insecure: bool = False
+    """`auth` is `none` and the broker listens on other addresses than loopback all the same."""
 
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB

@@ -24,6 +24,9 @@ __all__ = ["filled"]
 UNITS = {"b": "bytes", "us": "us", "ms": "ms", "s": "s", "": "-"}
 CLIENT = (
     ("`connect`", "transport", "auto", "`auto`: shared memory on the broker's host, else ZeroMQ. `shm` and `zmq` insist."),
+    ("`connect`", "server_key", None, "Public key of a broker with `auth`: 40 characters, pinned."),
+    ("`connect`", "key_file", None, "File with the client's key pair."),
+    ("`connect`", "server_uid", None, "User whose processes may be the broker on this host, beside root and our own."),
     ("`connect`", "spin_us", 0, "How long a caller that waits looks on before it sleeps."),
     ("`producer`", "linger_us", limits.LINGER_US_DEFAULT,
      "How long `send()` gathers while something is unacked. An idle producer sends at once, `publish()` never lingers."),
@@ -39,6 +42,8 @@ CLIENT = (
 )  # fmt: skip
 VARIABLES = (
     ("DANUBE_URL", "danube://127.0.0.1:6650", "Where clients and the command line find the broker."),
+    ("DANUBE_SERVER_KEY", "empty", "Public key of a broker with `auth`, for the command line."),
+    ("DANUBE_KEY_FILE", "empty", "File with the key pair of the command line."),
     ("DANUBE_CONFIG", "empty", "Configuration file of `serve`, as `--config`."),
     ("DANUBE_KERNELS", "empty", "`numba`: each process compiles its kernels by itself."),
     ("DANUBE_MALLOC", "empty", "`default`: leave malloc alone; else freed messages stay mapped."),

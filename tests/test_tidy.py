@@ -263,7 +263,7 @@ WORKER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("shard.publish", "shard.deliver", "shard.read", "shard.keep", "shard.history", "shard.logs",
      "reports.quota"),
     ("shard.move",),
-    ("shard.assignments", "shard.commands", "shard.move.log_changes", "shard.operations", "shard.rollback",
+    ("shard.access_checks", "shard.assignments", "shard.commands", "shard.move.log_changes", "shard.operations", "shard.rollback",
      "shard.session_checks", "shard.upkeep", "reports"),
     ("shard.worker", "coordinator", "uploader"),
     ("supervisor",),

@@ -325,5 +325,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     processes: list[ProcessStatus]
     logs: list[LogStatus]
     counters: dict[str, int]
+    auth: str = "none"
+    """`none`: all who reach the broker may do everything; `required`: clients prove who they are."""
     history: HistoryStatus | None = None
     """None: the broker has no store."""

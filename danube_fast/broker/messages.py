@@ -44,6 +44,10 @@ from danube_fast.broker.history_messages import Runs as Runs
 from danube_fast.broker.history_messages import SetUploaded as SetUploaded
 from danube_fast.broker.history_messages import Uploader as Uploader
 from danube_fast.broker.message import Message as Message
+from danube_fast.broker.security_messages import FindSecurity as FindSecurity
+from danube_fast.broker.security_messages import SecurityChanged as SecurityChanged
+from danube_fast.broker.security_messages import SecurityConfirmed as SecurityConfirmed
+from danube_fast.broker.security_messages import SecurityPage as SecurityPage
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 

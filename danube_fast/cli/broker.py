@@ -7,6 +7,7 @@ listens and a server that is no broker are told apart at once.
 from __future__ import annotations
 
 import inspect
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,12 +92,20 @@ def _try(host: str, port: int) -> None:
 
 
 def connect(url: str, transport: Transport = "auto") -> Any:
-    """Return a client of the broker at `url`; a context manager. Raises Unavailable, InvalidArgument."""
+    """Return a client of the broker at `url`; a context manager. DANUBE_SERVER_KEY and DANUBE_KEY_FILE say how to come
+    into a secured one. Raises Unavailable, InvalidArgument, PermissionDenied."""
     _try_all(url)
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast
 
-    return danube_fast.connect(url, name=CLIENT_NAME, timeout=CONNECT_SECONDS, transport=transport)
+    return danube_fast.connect(
+        url,
+        name=CLIENT_NAME,
+        timeout=CONNECT_SECONDS,
+        transport=transport,
+        server_key=os.environ.get("DANUBE_SERVER_KEY") or None,
+        key_file=os.environ.get("DANUBE_KEY_FILE") or None,
+    )
 
 
 class Ask(NamedTuple):
@@ -109,7 +118,7 @@ class Ask(NamedTuple):
         """Return a client of the broker; a context manager."""
         return connect(self.url)
 
-    def __call__(self, name: str, **arguments: Any) -> Any:
+    def __call__(self, name: str, /, **arguments: Any) -> Any:
         """Run an administrative operation by name; its answer."""
         with connect(self.url) as client:
             return getattr(client.admin, name)(**arguments)

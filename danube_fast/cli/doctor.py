@@ -86,10 +86,19 @@ def _examine_broker(url: str) -> list[Finding]:
             advice,
         )
     ]
+    if auth := status.get("auth"):
+        findings.append(_auth(auth))
     findings += [_process(process) for process in status.get("processes", [])]
     if status.get("history"):
         findings.append(_history(status["history"]))
     return findings + lagging
+
+
+def _auth(auth: str) -> Finding:
+    if auth == "none":
+        seen = "none: all who reach the broker, and every user of its host, may do everything"
+        return Finding("auth", Verdict.OK, seen)
+    return Finding("auth", Verdict.OK, f"{auth}: clients prove who they are")
 
 
 def _history(history: dict[str, Any]) -> Finding:

@@ -22,6 +22,7 @@ from danube_fast.cli import (
     interrupts,
     namespaces,
     produce,
+    security,
     serve,
     status,
     subscriptions,
@@ -65,7 +66,7 @@ for _command in (
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (
-    topic_messages, subscriptions, status, namespaces, wal, history, spark_writes, config,
+    topic_messages, subscriptions, status, namespaces, wal, history, spark_writes, config, security,
 ):  # fmt: skip
     app.add_typer(_module.app)
 

@@ -20,7 +20,31 @@ from danube_fast.interpreter import check_interpreter
 __all__ = ["serve"]
 
 
-@command("danube-fast serve --workers 4 --data-dir /srv/danube --listen 0.0.0.0:6650")
+AuthOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|required", help="Whether clients must prove who they are (default: none)."
+    ),
+]
+InsecureOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure", help="Listen beyond loopback although no client is asked who it is."
+    ),
+]
+RollbackOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-rollback",
+        help="Start although logs or metadata were put back from an older copy; what it lacks is "
+        "lost.",
+    ),
+]
+
+
+@command(
+    "danube-fast serve --workers 4 --data-dir /srv/danube --listen 0.0.0.0:6650 --auth required"
+)
 def serve(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; about one per core to spare.")
@@ -52,14 +76,9 @@ def serve(
     log_format: Annotated[
         str | None, typer.Option(metavar="text|json", help="Form of the log on stderr.")
     ] = None,
-    accept_rollback: Annotated[
-        bool,
-        typer.Option(
-            "--accept-rollback",
-            help="Start although logs or metadata were put back from an older copy; what it lacks is "
-            "lost.",
-        ),
-    ] = False,
+    accept_rollback: RollbackOption = False,
+    auth: AuthOption = None,
+    insecure: InsecureOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -79,6 +98,8 @@ def serve(
         "store": store,
         "pin": pin,
         "log_format": log_format,
+        "auth": auth,
+        "insecure": insecure,
     }
     loaded = load_settings(flags, os.environ, config)
     for variable in loaded.ignored_variables:

@@ -64,6 +64,17 @@ class _AdminView:
         timeout = given.pop("timeout", REQUEST_TIMEOUT_SECONDS)
         return admin_steps(self._consumers.routes.bootstrap, operation, given, timeout)
 
+    def _security_steps(self, kind: str) -> Steps[list[dict[str, Any]]]:
+        """Ask for page after page."""
+        field = {"principal": "name", "role": "name"}.get(kind, kind)
+        found: list[dict[str, Any]] = []
+        page: list[dict[str, Any]] | None = None
+        while page is None or page:
+            after = found[-1][field] if found else None
+            page = yield from self._steps("list_security", {"record_kind": kind, "after": after})
+            found += page
+        return found
+
     def _topics_steps(
         self, namespace: str | None, pattern: str | None
     ) -> Steps[list[dict[str, Any]]]:
@@ -292,6 +303,42 @@ class AdminClient(_AdminView):
     def cluster_status(self) -> dict[str, Any]:
         """Return processes, logs, counters."""
 
+    # ------------------------------------------------------------ security
+
+    def list_security(self, record_kind: str) -> list[dict[str, Any]]:
+        """List all records of a kind: principal, credential, role or binding. InvalidArgument."""
+        return self._run(self._security_steps(record_kind))
+
+    @_operation
+    def set_principal(
+        self, name: str, groups: list[str] | None = None, disabled: bool | None = None
+    ) -> Any:
+        """Make a principal, or change its groups, or disable it. InvalidArgument."""
+
+    @_operation
+    def set_credential(
+        self, credential: str, principal: str, expires_seconds: int | None = None,
+        label: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Let a credential (`curve:` and a public key, `uid:` and the number of a local user) prove that a client is this
+        principal. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
+
+    @_operation
+    def set_role(self, name: str, permissions: list[str]) -> Any:
+        """Make a role of these permissions, or change it. InvalidArgument."""
+
+    @_operation
+    def set_binding(self, binding: str, subject: str, role: str, scope: str) -> Any:
+        """Bind `user:NAME` or `group:NAME` to a role within a scope. InvalidArgument."""
+
+    @_operation
+    def delete_security(self, record_kind: str, name: str) -> Any:
+        """Delete a record; with a principal its credentials and bindings. NotFound."""
+
+    @_operation
+    def check_permission(self, principal: str, permission: str, resource: str) -> dict[str, Any]:
+        """Return {"allowed"}: whether a principal may do that. InvalidArgument."""
+
 
 class AsyncAdmin(_AdminView):
     """Administrative operations of a broker. The methods are those of AdminClient, to be awaited."""
@@ -328,3 +375,10 @@ class AsyncAdmin(_AdminView):
     set_namespace_policy = twin(AdminClient.set_namespace_policy)
     list_clients = twin(AdminClient.list_clients)
     cluster_status = twin(AdminClient.cluster_status)
+    list_security = twin(AdminClient.list_security)
+    set_principal = twin(AdminClient.set_principal)
+    set_credential = twin(AdminClient.set_credential)
+    set_role = twin(AdminClient.set_role)
+    set_binding = twin(AdminClient.set_binding)
+    delete_security = twin(AdminClient.delete_security)
+    check_permission = twin(AdminClient.check_permission)

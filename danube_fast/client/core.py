@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from danube_fast.checks import check_choice, check_names, check_text, check_whole
@@ -18,6 +19,7 @@ from danube_fast.client.link.machine import Machine
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.link.timers import TimerThread
+from danube_fast.client.link.trust import trust_of
 from danube_fast.client.link.url import parse_url
 from danube_fast.client.produce.outgoing import as_payload
 from danube_fast.client.produce.producers import ProducerCache, Producers
@@ -48,7 +50,8 @@ class Core:
 
     def __init__(
         self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str,
-        spin_us: int = 0, machine: Machine | None = None,
+        spin_us: int = 0, server_key: str | None = None, key_file: str | Path | None = None,
+        server_uid: int | None = None, machine: Machine | None = None,
     ) -> None:  # fmt: skip
         check_choice(transport, "transport", _TRANSPORTS)
         check_whole(spin_us, "spin_us", 0, SPIN_US_MAX)
@@ -63,6 +66,7 @@ class Core:
                 "token= is not served yet and would protect nothing; connect without it, on a "
                 "trusted network"
             )
+        self._trust = trust_of(server_key, key_file, server_uid)
         keep_freed_memory()
         self.url = url
         self.machine = machine or Machine()
@@ -82,6 +86,7 @@ class Core:
                     self._connect_worker,
                     transport,
                     self.machine.host_id(),
+                    has_key=bool(self._trust.server_key),
                 )
         except DanubeError:
             self.machine.close()
@@ -97,13 +102,17 @@ class Core:
         self.machine.start(self._timers)
         _cores.add(self)
 
-    def _connect(self, endpoints: list[str], rings: Rings = Rings.NEVER) -> Connection:
-        """Connect to one of these endpoints. Under the lock."""
-        return Connection(self.pump, self.machine.make_dialer(rings), endpoints, self._identity)
+    def _connect(
+        self, endpoints: list[str], rings: Rings = Rings.NEVER, tcp: str = ""
+    ) -> Connection:
+        """Connect to one of these endpoints, or over `tcp` where there are no rings. Under the lock."""
+        dialer = self.machine.make_dialer(rings, self._trust)
+        dialer.tcp = tcp
+        return Connection(self.pump, dialer, endpoints, self._identity)
 
-    def _connect_worker(self, endpoint: str, same_host: bool) -> Connection:
+    def _connect_worker(self, endpoint: str, same_host: bool, tcp: str) -> Connection:
         """Connect to a worker. Under the lock."""
-        return self._connect([endpoint], self._rings if same_host else Rings.NEVER)
+        return self._connect([endpoint], self._rings if same_host else Rings.NEVER, tcp)
 
     def _reply(
         self, message: Message, payload: bytes | None, attributes: Mapping[str, str] | None

@@ -37,10 +37,11 @@ class Greeter:
         sessions: Sessions,
         settings: Settings,
         host_id: str,
-        authenticate: Callable[[Mapping[str, Any]], str],
+        authenticate: Callable[[Mapping[str, Any], str], str],
         replace_session: Callable[[Session], None],
     ) -> None:
-        """`authenticate` makes a principal of the claims in HELLO, or raises PermissionDenied;
+        """`authenticate` makes a principal of the claims in HELLO and of what the transport proves, or raises
+        PermissionDenied;
         `replace_session` ends a session whose client goes on with another."""
         self._sessions = sessions
         self._host_id = host_id
@@ -58,9 +59,10 @@ class Greeter:
         """What WELCOME tells."""
 
     def greet(
-        self, identity: bytes, command: protocol.Hello, now_ns: int
+        self, identity: bytes, command: protocol.Hello, now_ns: int, proof: str = ""
     ) -> protocol.Welcome | protocol.Error:
-        """Open or resume the session of a connection; returns the answer."""
+        """Open or resume the session of a connection; returns the answer. A session is resumed by its own principal
+        only."""
         if command.protocol_version != protocol.PROTOCOL_VERSION:
             text = (
                 f"this broker speaks protocol version {protocol.PROTOCOL_VERSION}, the client "
@@ -68,8 +70,10 @@ class Greeter:
             )
             return protocol.Error(command.request, FailedPrecondition.code, text)
         try:
-            principal = self._authenticate(command.auth)
+            principal = self._authenticate(command.auth, proof)
             session, goes_on = self._sessions.resume(identity, command.session, command.token)
+            if session is not None and session.principal != principal:
+                session, goes_on = None, False
             if session is None or not goes_on:
                 for old in (session, self._sessions.by_identity(identity)):
                     if old is not None:
@@ -78,7 +82,7 @@ class Greeter:
                 session = self._sessions.open(identity, name, principal, now_ns)
         except DanubeError as error:
             return protocol.Error(command.request, error.code, str(error))
-        session.last_seen_ns = now_ns
+        session.last_seen_ns, session.proof = now_ns, proof
         return protocol.Welcome(
             request=command.request,
             session=session.number,

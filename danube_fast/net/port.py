@@ -166,6 +166,13 @@ class Port:
         take_rest(FUNCTIONS, self.row + HEAD, address_of(large), size)
         return memoryview(large)
 
+    def receive_frame(self) -> zmq.Frame:
+        """The part that follows, with what ZeroMQ says of its sender, which a kernel's copy does not have. Raises
+        ZMQError."""
+        frame: zmq.Frame = _receive_part(self.socket, _NOBLOCK, False)
+        self.more = frame.more
+        return frame
+
     def receive_rest(self) -> list[Any]:
         """The parts behind the head, bytes, or Frames of large ones, which are not copied; a large one that was in hand
         is a memoryview."""

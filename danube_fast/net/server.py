@@ -3,13 +3,16 @@
 Identities are chosen by the server: ZeroMQ gives a peer that names none a 5-byte identity that
 begins with a zero byte, and a peer cannot claim such a name. A peer that brings its own is ignored.
 Written and read by the worker's loop only.
+
+With `proves` ZeroMQ asks a `ZapThread` about every connection, on tcp behind CURVE, on ipc by the peer's user; whom it
+does not admit sends nothing. The first messages of a connection, until its sender is known, are handed out with the proof.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
@@ -17,6 +20,7 @@ import zmq
 from danube_fast.descriptors import descriptor_limit, lowest_free_descriptor
 from danube_fast.errors import Unavailable
 from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
+from danube_fast.net.zap import DOMAIN
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
 
@@ -29,6 +33,9 @@ HIGH_WATER_MARK = 1000
 PART_BYTES_MAX_SLACK = 1024 * 1024
 PARTS_MAX = 64
 """Parts of one message that are looked at; a longer message is dropped."""
+_USER_ID = "User-Id"
+"""What the ZapThread said of a connection, as libzmq names it. A peer cannot: what a handshake claims under this name
+does not replace it."""
 
 
 class PeerGone(Exception):
@@ -48,7 +55,11 @@ class Server:
         *,
         message_bytes_max: int,
         handshake_timeout_ms: int,
+        curve_secret: str = "",
+        proves: bool = False,
     ) -> None:
+        """`curve_secret`: the secret key of the broker, Z85, with which tcp is encrypted. `proves`: a `ZapThread` of the
+        same context says who may connect, and has started before `bind`; without a key no client on tcp may."""
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.LINGER, 0)
@@ -57,7 +68,17 @@ class Server:
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_timeout_ms)
         socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max + PART_BYTES_MAX_SLACK)
+        if proves:
+            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self.socket = socket
+        self.proves = proves
+        self._curve_secret = curve_secret
+        self.proof = ""
+        """Of the message that `receive` has just given, until it is asked for the next one: what its connection has
+        proved; empty if the sender is known, or nothing is to be proved."""
+        self.is_known: Callable[[bytes], bool] = lambda identity: True
+        """Whether a peer has a session, so that its messages need no proof; asked if `proves`."""
         self._ipc_endpoint = ""
         self._ipc_is_open = False
         self._port = Port(socket)
@@ -85,7 +106,7 @@ class Server:
         Raises Unavailable when the address is taken.
         """
         try:
-            self.socket.bind(f"tcp://{host}:{port or '*'}")
+            self._bind_tcp(f"tcp://{host}:{port or '*'}")
             bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)
             if ipc_endpoint:
                 self.socket.bind(ipc_endpoint)
@@ -97,6 +118,19 @@ class Server:
             ) from error
         text = bound.decode() if isinstance(bound, bytes) else str(bound)
         return int(text.rstrip("\0").rsplit(":", 1)[1])
+
+    def _bind_tcp(self, endpoint: str) -> None:
+        """Listen on tcp, behind CURVE if there is a key. An endpoint keeps the mechanism that it was bound with; the
+        next one, which is ipc, has none."""
+        if not self._curve_secret:
+            self.socket.bind(endpoint)
+            return
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve_secret.encode())
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        try:
+            self.socket.bind(endpoint)
+        finally:
+            self.socket.setsockopt(zmq.CURVE_SERVER, 0)
 
     def mind_descriptors(self) -> None:
         """Take no new ipc connections while half of the descriptors are in use; call it often.
@@ -124,30 +158,47 @@ class Server:
     def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame | bytes]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts
         behind it. Never blocks."""
-        port = self._port
+        port, proves = self._port, self.proves
         if limit <= 0:
             return
-        if self._held is not None:
-            identity, command, parts, port.more = self._held
-            self._held, self.drained = None, False
-            parts += port.receive_rest()
-            if identity[:1] == b"\0" and len(parts) < PARTS_MAX:
-                yield identity, command, parts
-            limit -= 1
-        elif self._rests:
-            self._rests = False
-            return
-        self.drained = False
-        for _ in range(limit):
-            head = port.receive_head()
-            if head is None:
-                self.drained = True
+        try:
+            if self._held is not None:
+                identity, command, parts, port.more = self._held
+                self._held, self.drained, self.proof = None, False, ""
+                if command is None:
+                    command = self._receive_command(identity)
+                parts += port.receive_rest()
+                if identity[:1] == b"\0" and len(parts) < PARTS_MAX:
+                    yield identity, command, parts
+                limit -= 1
+            elif self._rests:
+                self._rests = False
                 return
-            identity = bytes(head)
-            command = port.receive_head()
-            parts = port.receive_rest() if port.more else []
-            if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
-                yield identity, command, parts
+            self.drained = False
+            for _ in range(limit):
+                head = port.receive_head()
+                if head is None:
+                    self.drained = True
+                    return
+                identity = bytes(head)
+                command = self._receive_command(identity) if proves else port.receive_head()
+                parts = port.receive_rest() if port.more else []
+                if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
+                    yield identity, command, parts
+        finally:
+            self.proof = ""  # the next command may come over rings, and nothing was proved there
+
+    def _receive_command(self, identity: bytes) -> memoryview | None:
+        """The part behind the identity, and the proof of a sender that is not known."""
+        self.proof = ""
+        if not self.proves or self.is_known(identity):
+            return self._port.receive_head()
+        frame = self._port.receive_frame()
+        try:
+            self.proof = str(frame.get(_USER_ID))
+        except (KeyError, zmq.ZMQError):
+            pass  # nothing was proved: the proof is empty
+        return frame.buffer
 
     @property
     def holds(self) -> bool:
@@ -156,7 +207,7 @@ class Server:
 
     def hold(self, identity: bytes, command: Any, parts: list[Any], *, more: bool) -> None:
         """Keep the message that kernels have begun to receive for the next `receive`, which goes first; `more` parts
-        of it follow."""
+        of it follow. `command` None: it is the first of those."""
         self._held = identity, command, parts, more
 
     def rest(self, *, drained: bool) -> None:

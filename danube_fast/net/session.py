@@ -28,7 +28,7 @@ class Session:
 
     __slots__ = (
         "client_name", "closed", "consumers", "flows", "has_rings", "identity", "last_seen_ns", "number",
-        "outbox", "principal", "token",
+        "outbox", "principal", "proof", "token",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,8 @@ class Session:
         """Its client came through shared memory."""
         self.client_name = client_name
         self.principal = principal
+        self.proof = ""
+        """By which it was authenticated; see `Authenticator`."""
         self.last_seen_ns = 0
         self.consumers: dict[int, Any] = {}
         self.flows: dict[int, Any] = {}
@@ -75,6 +77,10 @@ class Sessions:
     def by_identity(self, identity: bytes) -> Session | None:
         """The session of a connection."""
         return self._by_identity.get(identity)
+
+    def knows(self, identity: bytes) -> bool:
+        """Whether a connection has a session."""
+        return identity in self._by_identity
 
     def by_number(self, number: int) -> Session | None:
         """The session with that number."""

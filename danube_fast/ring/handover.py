@@ -1,7 +1,8 @@
 """How a client gets its rings: a UNIX socket beside the worker's ipc endpoint.
 
     client                                  worker
-      dial(): connect        ------------>  RingServer: SO_PEERCRED: the broker's own user?
+      dial(): connect; the listener's user?
+                             ------------>  RingServer: SO_PEERCRED: the broker's own user?
       take(): rings mapped   <------------    OFFER, capacity and (SCM_RIGHTS) the memfd, the eventfd
                                             by which the client signals, the pipe by which it is
                                             signalled (OFFER_HUGE: it is to have huge pages)
@@ -24,13 +25,13 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from danube_fast.errors import DanubeError, DataLoss, Unavailable
+from danube_fast.errors import DanubeError, DataLoss, PermissionDenied, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
 from danube_fast.ring.memory import (
     HUGE_PAGE_BYTES,
@@ -41,7 +42,7 @@ from danube_fast.ring.memory import (
 )
 from danube_fast.ring.spsc import SpscRing
 
-__all__ = ["Refused", "RingServer", "dial", "take"]
+__all__ = ["Refused", "RingServer", "dial", "knock", "stranger_text", "take"]
 
 _HEAD = struct.Struct("<4sIQ")
 _OFFER, _OFFER_HUGE, _REFUSAL = b"DFsm", b"DFhu", b"DFno"
@@ -54,7 +55,7 @@ _TAKE_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _NO_DESCRIPTORS = errno.EMFILE, errno.ENFILE
 _NO_DESCRIPTORS_TEXT = "the worker has no file descriptors left; raise `ulimit -n`"
 _TEXT_BYTES_MAX = 1024
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 _BACKLOG = 1024
 _SIDES_MIN = 256
 _IDENTITY = struct.Struct(">BQ")
@@ -78,18 +79,58 @@ def address_beside(ipc_endpoint: str) -> bytes:
 # ---------------------------------------------------------------- client
 
 
-def dial(ipc_endpoint: str) -> socket.socket | None:
-    """A socket on its way to the worker; None if no worker offers rings there just now."""
+def dial(ipc_endpoint: str, users: Collection[int] | None = None) -> socket.socket | None:
+    """A socket on its way to the worker; None if no worker offers rings there just now.
+
+    Raises PermissionDenied if the process that listens there belongs to none of these users (None: any will do).
+    """
+    return _connect(address_beside(ipc_endpoint), ipc_endpoint, users)
+
+
+def knock(ipc_endpoint: str, users: Collection[int]) -> bool:
+    """Whether a process listens at an ipc endpoint just now. Raises PermissionDenied if it belongs to none of these
+    users."""
+    name = ipc_endpoint.removeprefix("ipc://")
+    address = b"\0" + name[1:].encode() if name.startswith("@") else name.encode()
+    sock = _connect(address, ipc_endpoint, users)
+    if sock is None:
+        return False
+    sock.close()
+    return True
+
+
+def stranger_text(endpoint: str, user: int | None, users: Collection[int]) -> str:
+    """Tell that a process of a user who is none of these listens at an endpoint."""
+    owner = "a user that the kernel does not name" if user is None else f"user {user}"
+    wanted = " or ".join(map(str, sorted(users)))
+    return (
+        f"the process that listens at {endpoint} belongs to {owner}, not to {wanted}; stop it, or "
+        "pass server_uid= if the broker runs as that user"
+    )
+
+
+def _connect(address: bytes, endpoint: str, users: Collection[int] | None) -> socket.socket | None:
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError:  # no descriptor is left; opening a socket instead will say so
         return None
     try:
-        sock.connect(address_beside(ipc_endpoint))
+        sock.connect(address)
     except OSError:  # no listener, or too many connect at once
         sock.close()
         return None
+    _, user, _ = _credentials(sock)
+    if users is not None and user not in users:
+        sock.close()
+        raise PermissionDenied(stranger_text(endpoint, user, users))
     return sock
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as they were when it connected or began to listen."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process_id, user, group = _CREDENTIALS.unpack(raw)
+    return process_id, user, group
 
 
 def take(sock: socket.socket, message_bytes_max: int) -> Duplex | None:
@@ -148,13 +189,14 @@ class RingServer:
 
     def __init__(
         self, ipc_endpoint: str, *, ring_bytes: int, links_max: int, message_bytes_max: int,
-        huge: bool = False,
+        huge: bool = False, admits: Callable[[int], bool] | None = None,
     ) -> None:  # fmt: skip
         """Listen beside `ipc_endpoint`, and refuse all clients if `ring_bytes` is 0.
 
-        `huge`: rings of a huge page or more ask for such pages. Raises Unavailable if the address is
-        taken.
+        `huge`: rings of a huge page or more ask for such pages. `admits`: which local users may have rings, by default
+        the broker's own alone. Raises Unavailable if the address is taken.
         """
+        self._admits = admits
         self._ring_bytes = ring_bytes
         self._huge = huge and ring_bytes >= HUGE_PAGE_BYTES
         self._links_max = links_max
@@ -162,6 +204,7 @@ class RingServer:
         self._number = 0
         self._links: dict[bytes, Duplex] = {}
         self._process_ids: dict[bytes, int] = {}
+        self._users: dict[bytes, int] = {}
         self._by_fd: dict[int, bytes] = {}
         """By bell, and by socket."""
         self._by_side: dict[int, bytes] = {}
@@ -279,9 +322,12 @@ class RingServer:
             self._reserve = -1
 
     def _welcome(self, sock: socket.socket) -> None:
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        process_id, user, _ = _CREDENTIALS.unpack(raw)
-        if user != os.geteuid():
+        process_id, user, _ = _credentials(sock)
+        if self._admits is not None:
+            if not self._admits(user):
+                _refuse(sock, f"local user {user} is not registered with this broker")
+                return
+        elif user != os.geteuid():
             _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")
             return
         if not self._ring_bytes:
@@ -302,7 +348,7 @@ class RingServer:
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
         bell, end = link.fileno(), link.end_fileno
         self._links[identity] = link
-        self._process_ids[identity] = process_id
+        self._process_ids[identity], self._users[identity] = process_id, user
         self._by_fd[bell] = self._by_fd[end] = identity
         self._by_side[link.row] = identity
         if bell >= len(self._sides):
@@ -313,6 +359,15 @@ class RingServer:
         self._epoll.register(end, select.EPOLLIN)
         self._awake[identity] = None
         self._silent[identity] = False
+
+    def user_of(self, identity: bytes) -> int:
+        """The local user of a client, as the kernel knows it."""
+        return self._users[identity]
+
+    def end(self, identity: bytes) -> None:
+        """Close a link, if there is one of that identity: its client sees the end of the worker."""
+        if identity in self._links:
+            self._close(identity)
 
     def close_silent(self) -> None:
         """Close links that had sent nothing when this was called the last time, and have not since."""
@@ -358,6 +413,7 @@ class RingServer:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
+        del self._users[identity]
         self.gone.append((identity, _is_alive(self._process_ids.pop(identity))))
 
     def close(self) -> None:

@@ -14,10 +14,11 @@ PRINCIPAL_CHARACTERS_MAX = 256
 class Authenticator(Protocol):
     """Names principals."""
 
-    def authenticate(self, claims: Mapping[str, Any]) -> str:
-        """Return the principal that the claims (`auth` of HELLO) prove.
+    def authenticate(self, claims: Mapping[str, Any], proof: str = "") -> str:
+        """Return the principal that a connection has.
 
-        Raises PermissionDenied that says what is missing or wrong, never what was expected.
+        `claims`: `auth` of its HELLO. `proof`: what its transport has proved, `curve:` and the client's public key or `uid:`
+        and the number of the local user; empty: nothing. Raises PermissionDenied that says what is missing or wrong, never what was expected.
         """
         ...
 
@@ -25,7 +26,7 @@ class Authenticator(Protocol):
 class TrustClaims:
     """Takes the claimed principal without proof; `anonymous` without a claim."""
 
-    def authenticate(self, claims: Mapping[str, Any]) -> str:
+    def authenticate(self, claims: Mapping[str, Any], proof: str = "") -> str:
         """Return the claim `principal`."""
         claimed = claims.get("principal")
         return claimed[:PRINCIPAL_CHARACTERS_MAX] if isinstance(claimed, str) else ANONYMOUS

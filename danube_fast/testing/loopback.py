@@ -156,6 +156,10 @@ class LoopbackServer:
         self.wires: dict[bytes, Wire] = {}
         self.drained = False
         """The last `receive` took everything that was there."""
+        self.proves = False
+        self.proof = ""
+        """Connections of a simulation prove nothing."""
+        self.is_known: Callable[[bytes], bool] = lambda identity: True
         self._tap = tap
         self._wake = wake
         self._event_fd = event_fd

@@ -89,7 +89,7 @@ class SimulatedEnvironment(Environment):
         """A token that the seed draws."""
         return self._process.host.draw.randbytes(16)
 
-    def make_server(self, context: Any, settings: Settings) -> Any:
+    def make_server(self, context: Any, settings: Settings, secured: Any = None) -> Any:
         """Make a server on the loopback network."""
         return LoopbackServer(self._tap, self._process.wake, self._process.host.event_fd)
 

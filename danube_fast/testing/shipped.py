@@ -20,6 +20,7 @@ from danube_fast.client.core import Core
 from danube_fast.client.link.dialer import Rings
 from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.link.timers import TimerThread
+from danube_fast.client.link.trust import Trust
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS
 from danube_fast.errors import DanubeError
@@ -104,6 +105,17 @@ class _Dialer:
         self._client.ports.append(port)
         return port
 
+    def next_look_ns(self, limit_ns: int) -> int:
+        """Nothing to look at before."""
+        return limit_ns
+
+    def verdict(self, now_ns: int) -> DanubeError | None:
+        """There is always hope."""
+        return None
+
+    def settle(self) -> None:
+        """Nothing is watched."""
+
     def lost(self, port: Any, *, was_open: bool) -> DanubeError | None:
         """Rings are not simulated."""
         return None
@@ -119,7 +131,7 @@ class _Machine:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def make_dialer(self, rings: Rings) -> _Dialer:
+    def make_dialer(self, rings: Rings, trust: Trust) -> _Dialer:
         """Of loopback ports."""
         return _Dialer(self._client)
 

@@ -65,21 +65,24 @@ class Session:
 
 
 class FakeBroker:
-    def __init__(self) -> None:
+    def __init__(self, prepare: Any = lambda context, socket: None, port: int = 0) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        prepare(self.context, self.socket)
+        self.socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.url = f"danube://127.0.0.1:{self.port}"
+        self.ipc = ""  # endpoint on this host, which LOOKUP tells
         self.topics: dict[str, Topic] = {}
         self.by_partition: dict[int, Partition] = {}
         self.sessions: dict[int, Session] = {}
         self.by_identity: dict[bytes, Session] = {}
         self.commands = collections.Counter[str]()
         self.refuse: collections.deque[tuple[int, str]] = collections.deque()
-        self.drop_publishes = 0
-        self.mute = self.ignore_admin = self.hold_acks = self.deliver_late = False
+        self.drop_publishes = self.hellos = 0
+        self.stopping = self.mute = self.ignore_admin = self.hold_acks = self.deliver_late = False
         self.ack_commands = self.ack_timeout_ms = 0
         self.held: list[tuple[bytes, Any]] = []
         self.extended: list[tuple[int, list[int], int]] = []
@@ -87,12 +90,9 @@ class FakeBroker:
         self.publish_sizes: list[int] = []
         self.bundle_counts: list[int] = []
         """Frames in each PUBLISH."""
-        self.hellos = 0
         self.lock = threading.RLock()
-        self.stopping = False
         self.error: BaseException | None = None
-        self._next_session = 1
-        self._next_id = 1
+        self._next_session = self._next_id = 1
         self.thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
         self.thread.start()
 
@@ -249,7 +249,7 @@ class FakeBroker:
             if topic.options[option] != value:
                 raise FailedPrecondition(f"{option} is {topic.options[option]!r}, not {value!r}")
         endpoint = f"tcp://127.0.0.1:{self.port}"
-        places = [[x.partition_id, x.topic, 0, endpoint, ""] for x in topic.partitions]
+        places = [[x.partition_id, x.topic, 0, endpoint, self.ipc] for x in topic.partitions]
         answer = {
             "topic": topic.name,
             "dispatch": topic.options["dispatch"],

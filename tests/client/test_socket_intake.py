@@ -64,6 +64,13 @@ class House:
         socket.connect(endpoint)
         return Port(socket)
 
+    def next_look_ns(self, limit_ns: int) -> int:
+        return limit_ns
+
+    def verdict(self, now_ns: int) -> None: ...
+
+    def settle(self) -> None: ...
+
     def welcome(self) -> None:
         """Open the session of the connection's latest port."""
         assert self.router.poll(WAIT_MS), "no HELLO came"

@@ -14,9 +14,11 @@ from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.errors import PermissionDenied
 from danube_fast.metadata.memory import MemoryStore
+from danube_fast.net.protocol import Watch
 from danube_fast.roles import Owner, Processes
-from danube_fast.security import Permission
+from danube_fast.security import AllowAll, Permission
 from danube_fast.workers.coordinator.coordinator import Coordinator
+from danube_fast.workers.coordinator.watches import _Watch
 from danube_fast.workers.process.environment import Environment
 from tests.workers.shard_rig import FakeMailbox, RawClient, Rig
 
@@ -28,7 +30,7 @@ LOOKUP, ADMIN, WATCH, OPEN_PRODUCER = 4, 5, 6, 10
 class Passwords:
     """Takes one password."""
 
-    def authenticate(self, claims: Mapping[str, Any]) -> str:
+    def authenticate(self, claims: Mapping[str, Any], proof: str = "") -> str:
         if claims.get("password") != PASSWORD:
             raise PermissionDenied("the password is wrong or missing; give the right one")
         return str(claims["principal"])
@@ -39,10 +41,14 @@ class ReadOnly:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Permission, str]] = []
+        self.revoked = False
+        """Lets no one do anything."""
 
     def authorize(self, principal: str, permission: Permission, resource: str) -> None:
         self.asked.append((principal, permission, resource))
-        if principal != "ann" and permission not in (Permission.LOOKUP, Permission.CONSUME):
+        if self.revoked or (
+            principal != "ann" and permission not in (Permission.LOOKUP, Permission.CONSUME)
+        ):
             raise PermissionDenied(f"{principal} has no {permission} on {resource}")
 
 
@@ -81,8 +87,31 @@ def test_a_worker_asks_both(tmp_path: Path, environment: Secured) -> None:
         assert bob.subscribe(1)
         assert ann.publish((1, ann.frame(ann.open_producer(1), 0, [b"x"])))[0] == 0
         asked = environment.rules.asked
-        assert ("bob", Permission.CONSUME, "/default/t1") in asked
+        assert ("bob", Permission.CONSUME, "/default/t1#s") in asked
         assert ("ann", Permission.PRODUCE, "/default/t1") in asked
+    finally:
+        rig.stop()
+
+
+def test_a_right_that_goes_while_history_is_asked_is_gone(
+    tmp_path: Path, environment: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, environment=environment)
+    try:
+        rig.assign(1)
+        asked: list[Any] = []
+        monkeypatch.setattr(rig.worker.times, "may_hold", lambda *_: True)
+        monkeypatch.setattr(rig.worker.times, "find", lambda *question: asked.append(question[-1]))
+        bob = rig.client(claims("bob"))
+        for number, revoked in ((1, False), (2, True)):
+            request = bob.post(20, number, 1, 1, f"s{number}", "exclusive", {"time_ns": 1})
+            rig.turn(lambda: asked, "the question")
+            environment.rules.revoked = revoked
+            asked.pop()(0, None)
+            reply = bob.answer(request)
+            assert (reply[0] == ERROR and reply[2] == PermissionDenied.code) == revoked, reply
+        names = [sub["subscription"] for sub in rig.stats([1])[0]["subscriptions"]]
+        assert names == ["s1"]
     finally:
         rig.stop()
 
@@ -150,7 +179,13 @@ def test_the_coordinator_asks_both(tmp_path: Path, environment: Secured) -> None
         rig.turn(lambda: rig.coordinator.topics.topic("/default/a"), "the topic")
         asked = environment.rules.asked
         assert ("bob", Permission.MANAGE_TOPIC, "/default/a") in asked
-        assert ("bob", Permission.PRODUCE, "/default/a") in asked
+        assert ("bob", Permission.PRODUCE, "namespace:default") in asked
         assert ("ann", Permission.MANAGE_TOPIC, "/default/a") in asked
     finally:
         rig.stop()
+
+
+def test_a_watch_does_not_tell_the_names_of_reply_topics() -> None:
+    watch = _Watch("ann", Watch(1, patterns=["/system/*"]), 0, AllowAll())
+    assert watch.matches("/system/reply-1") and not watch.may_see("/system/reply-1")
+    assert watch.may_see("/system/audit")

@@ -14,9 +14,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube_fast.config import Settings
@@ -247,17 +249,24 @@ def test_the_admin_port_stays_on_loopback_unless_told(
     listen: str, admin: str, host: str, open_to_others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Addresses, "_listen_admin", lambda self: None)
-    addresses = Addresses(Settings(listen=listen, admin=admin, advertise="here"))
+    settings = Settings(listen=listen, admin=admin, advertise="here", insecure=True)
+    addresses = Addresses(settings)
     assert addresses.admin_host == host
-    assert [text.split()[1].strip("-") for text in addresses.warnings()] == open_to_others
+    words = [text.split()[1].strip("-") for text in addresses.warnings()]
+    assert sorted(words) == sorted(open_to_others)
     for text in addresses.warnings():
-        assert "no passwords" in text
+        assert "may do everything" in text
         assert "127.0.0.1" in text, "it says what to do"
+    asks = msgspec.structs.replace(settings, auth="required", insecure=False)
+    for careful in (msgspec.structs.replace(settings, insecure=False), asks):
+        is_open = "admin" in open_to_others or (careful.auth == "none" and open_to_others)
+        with pytest.raises(InvalidArgument, match="--insecure") if is_open else nullcontext():
+            Addresses(careful)
 
 
 def test_a_broker_that_others_reach_says_so(tmp_path: Path) -> None:
     # a spelling of 127.0.0.1 that is not known as one: nothing leaves this host
-    with Broker(tmp_path / "data", admin="127.1:0") as broker:
+    with Broker(tmp_path / "data", admin="127.1:0", insecure=True) as broker:
         broker.wait_ready()
         assert "warning: --admin 127.1:0 lets other hosts" in broker.error_text()
 

@@ -6,6 +6,7 @@ session here has nothing but requests that wait, so it lives as long as idle hea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,8 +18,10 @@ from danube_fast.net import protocol
 from danube_fast.net.greeting import Greeter
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
+from danube_fast.workers.process.access import BOOTSTRAP
 from danube_fast.workers.process.commands import Commands
 from danube_fast.workers.process.environment import Environment
+from danube_fast.workers.process.secure_transport import SecureTransport
 
 __all__ = ["Connections"]
 
@@ -33,15 +36,21 @@ class Connections:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, host_id: str,
-        environment: Environment,
+        environment: Environment, secured: SecureTransport | None = None,
     ) -> None:  # fmt: skip
-        self.server = environment.make_server(context, settings)
+        """`secured`: of a secured broker."""
+        self._access = None if secured is None else secured.access
+        self.server = environment.make_server(context, settings, secured)
         self.sessions = Sessions(settings, environment.new_token)
-        authenticate = environment.authenticator.authenticate
+        if secured is not None:
+            self.server.is_known = self.sessions.knows
+        self.on_entry: Callable[[str, str], None] = lambda principal, proof: None
+        """Told of each client that comes in: principal, proof."""
+        authenticate = (self._access or environment.authenticator).authenticate
         self.commands = Commands(
             self.sessions,
             Greeter(self.sessions, settings, host_id, authenticate, self._close),
-            environment.authorizer,
+            self._access or environment.authorizer,
             self._answer,
             unknown="this is the bootstrap endpoint; look the topic up, and ask its worker",
         )
@@ -66,8 +75,22 @@ class Connections:
             self._swept_ns = now_ns
             for session in self.sessions.silent(now_ns):
                 self._close(session)
+            self._close_revoked()
             self.server.mind_descriptors()
         return taken
+
+    def _close_revoked(self) -> None:
+        """Close sessions whose principal is not any more what their proof names."""
+        access = self._access
+        if access is None:
+            return
+        for session in self.sessions:
+            # the key that a broker begins with has ended, its session lasts
+            if (
+                session.principal != BOOTSTRAP
+                and access.principal_of(session.proof) != session.principal
+            ):
+                self._close(session)
 
     def reply(self, number: int, command: protocol.ServerCommand) -> None:
         """Send to a session, by number; nothing happens if it is gone."""
@@ -93,7 +116,11 @@ class Connections:
             text = f"not a command: {error}; see docs/protocol.md"
             self._answer(identity, protocol.Error(0, InvalidArgument.code, text))
             return
-        self.commands.handle(identity, command, now_ns)
+        self.commands.handle(identity, command, now_ns, self.server.proof)
+        if type(command) is protocol.Hello:
+            session = self.sessions.by_identity(identity)
+            if session is not None:
+                self.on_entry(session.principal, session.proof)
 
     def _ping(self, session: Session, command: protocol.Ping) -> None:
         self.reply(session.number, protocol.Pong(command.request))

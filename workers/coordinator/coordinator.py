@@ -33,6 +33,8 @@ from danube_fast.net.session import Session
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.counters import Counter
 from danube_fast.roles import Owner, Processes
+from danube_fast.security import Authorizer
+from danube_fast.security.curve import load_or_make
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.connections import Connections
@@ -42,11 +44,15 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
+from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.coordinator.uploaders import Uploads
 from danube_fast.workers.coordinator.watches import Watches
+from danube_fast.workers.process.access import BOOTSTRAP
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
+from danube_fast.workers.process.layout import BOOTSTRAP_KEY
+from danube_fast.workers.process.secure_transport import SecureTransport
 from danube_fast.workers.reports.clients import client_page
 from danube_fast.workers.reports.quota import LogQuotas, room_of
 from danube_fast.workers.reports.reply_topics import ReplyTopicExpiry
@@ -79,6 +85,9 @@ class Coordinator:
         self.clock: Clock = booted.clock
         data_dir, accept = Path(self._config.data_dir), self._config.accept_rollback
         self._store = environment.make_store(data_dir, self.clock, accept_rollback=accept)
+        self._secured = SecureTransport.make(self._settings, data_dir, context, self.clock)
+        access = self._secured.access if self._secured is not None else None
+        self.security = SecurityDirectory(self._store, booted.mailbox, self.clock, access)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.owners),
@@ -95,8 +104,12 @@ class Coordinator:
         self.storage = StorageQuotas(booted.mailbox, self.topics)
         self.reply_topics = ReplyTopicExpiry(booted.mailbox, self)
         self.topic_reports = TopicReports(booted.mailbox, self.clock)
-        self._authorizer = environment.authorizer
-        self.connections = Connections(context, self._settings, self._config.host_id, environment)
+        self._authorizer: Authorizer = access or environment.authorizer
+        self.connections = Connections(
+            context, self._settings, self._config.host_id, environment, self._secured
+        )
+        if access is not None:
+            self._begin_security(data_dir / BOOTSTRAP_KEY)
         self.lookups = Lookups(
             booted, self.connections, self.topics, self.placement, self._authorizer
         )
@@ -110,6 +123,8 @@ class Coordinator:
     def start(self) -> None:
         """Bind and report READY. Raises Unavailable if the address is taken."""
         config = self._config
+        if self._secured is not None:
+            self._secured.open()
         port = self.connections.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self._idle = IdleStrategy(
             [self.connections.server.fileno()],
@@ -132,6 +147,8 @@ class Coordinator:
             self._web.stop()
         self.marks.finish(self.clock.monotonic_ns())
         self.connections.close()
+        if self._secured is not None:
+            self._secured.close()
         self._store.close()
         self._boot.set_state(ProcessState.STOPPED)
 
@@ -148,6 +165,7 @@ class Coordinator:
         work += self.watches.do_work(now_ns)
         self.marks.do_work(now_ns, self.quota.cursors)
         self.lookups.do_work(now_ns)
+        self.security.do_work(now_ns)
         self._boot.counters.set(Counter.SESSIONS, len(self.connections.sessions))
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
             boot = self._boot
@@ -172,6 +190,23 @@ class Coordinator:
         control = self._boot.control
         states = (control.state(process) for process in self.processes.serving)
         return all(state == ProcessState.READY for state in states)
+
+    def _begin_security(self, key_file: Path) -> None:
+        """Make the key of a first administrator, in a broker whose records let no administrator in; it ends at its first
+        use."""
+        directory = self.security
+        if not directory.has_administrator():
+            directory.begin(load_or_make(key_file).public)
+
+        def entered(principal: str, proof: str) -> None:
+            if principal == BOOTSTRAP:
+                directory.used(principal, proof)
+                try:
+                    key_file.unlink(missing_ok=True)
+                except OSError as error:
+                    _log.warning("%s is good for nothing any more: %s", key_file, error)
+
+        self.connections.on_entry = entered
 
     # ---------------------------------------------------------------- ADMIN
 
@@ -286,6 +321,7 @@ class Coordinator:
             ).processes(),
             logs=logs,
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
+            auth=self._settings.auth,
             history=self.uploads.status(),
         )  # fmt: skip
 

@@ -15,11 +15,11 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicOptions, TopicRecord
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import DanubeError, NotFound, ResourceExhausted
+from danube_fast.errors import DanubeError, NotFound, PermissionDenied, ResourceExhausted
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer, Permission
-from danube_fast.types import parse_topic
+from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.process.boot import Boot
@@ -112,7 +112,7 @@ class Lookups:
     ) -> TopicRecord | None:
         """Create the topic, or park the LOOKUP and return None. Raises NotFound if neither is wanted."""
         if options is not None and self._boot.settings.auto_create_topics:
-            self._authorizer.authorize(session.principal, Permission.PRODUCE, command.topic)
+            self._authorize_creation(session.principal, parse_topic(command.topic))
             record = self._topics.create(command.topic, options, self._boot.clock.wall_ns())
             self.appeared(command.topic)
             return record
@@ -127,6 +127,16 @@ class Lookups:
         self._parked.setdefault(command.topic, []).append(parked)
         heapq.heappush(self._deadlines, (parked.deadline_ns, next(self._order), command.topic))
         return None
+
+    def _authorize_creation(self, principal: str, topic: TopicName) -> None:
+        """Ask for the right to make a topic by publishing to it: on the topic itself, or on all of its namespace."""
+        if topic.startswith(REPLY_TOPICS):
+            return
+        try:
+            self._authorizer.authorize(principal, Permission.MANAGE_TOPIC, topic)
+        except PermissionDenied:
+            namespace = f"namespace:{topic.namespace}"
+            self._authorizer.authorize(principal, Permission.PRODUCE, namespace)
 
     def _answer_when_placed(
         self, session: int, command: protocol.Lookup, record: TopicRecord, index: int | None

@@ -18,7 +18,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import Permission, TopicPattern
+from danube_fast.types import REPLY_TOPICS, Permission, TopicPattern
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.process.mailbox import NEVER_NS
 
@@ -43,7 +43,9 @@ class _Watch:
         self.deadline_ns = deadline_ns
 
     def may_see(self, topic: str) -> bool:
-        """Whether the client may look that topic up."""
+        """Whether the client may look that topic up. The name of a reply topic is a secret."""
+        if topic.startswith(REPLY_TOPICS):
+            return False
         try:
             self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
         except DanubeError:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.errors import DanubeError, Internal, InvalidArgument
+from danube_fast.errors import DanubeError, Internal, InvalidArgument, PermissionDenied
 from danube_fast.net import protocol as p
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.net.session import Session, Sessions
@@ -23,7 +23,7 @@ __all__ = ["OWN_SESSION", "Commands", "Handler"]
 
 _log = logging.getLogger(__name__)
 
-OWN_SESSION = "session"
+OWN_SESSION = "\0session"
 """Resource of commands that name only what the session opened before, which was authorized then."""
 
 Handler = Callable[[Session, Any], None]
@@ -43,11 +43,22 @@ class Commands:
         self.permissions: dict[type, Permission] = {}
         """Permission that each command needs; handlers of the others authorize themselves."""
         self.resource_of: Callable[[Session, Any], str] = lambda session, command: OWN_SESSION
+        self.more_needed: Callable[[Any], list[tuple[Permission, str]]] = lambda command: []
+        """Rights that a command needs beside, as it names other topics."""
+        self.refusal_of: Callable[[Session, Any, PermissionDenied], DanubeError] = (
+            lambda session, command, error: error
+        )
+        """What a client is told that has no right."""
 
-    def handle(self, identity: bytes, command: p.ClientCommand, now_ns: int) -> None:
-        """Run one command of a connection."""
+    def handle(
+        self, identity: bytes, command: p.ClientCommand, now_ns: int, proof: str = ""
+    ) -> None:
+        """Run one command of a connection, with what its transport proves if it has no session yet."""
         if isinstance(command, p.Hello):
-            self._reply(identity, self._greeter.greet(identity, command, now_ns))
+            known = self._sessions.by_identity(identity)
+            if known is not None and not proof:  # the transport tells it of strangers only
+                proof = known.proof
+            self._greet(identity, command, now_ns, proof)
             return
         request = getattr(command, "request", 0)
         session = self._sessions.by_identity(identity)
@@ -60,14 +71,37 @@ class Commands:
             if handler is None:
                 name = type(command).__name__
                 raise InvalidArgument(f"{name} is not served here: {self._unknown}")
-            permission = self.permissions.get(type(command))
-            if permission is not None:
-                resource = self.resource_of(session, command)
-                self._authorizer.authorize(session.principal, permission, resource)
-            handler(session, command)
+            self.run(session, command)
         except DanubeError as error:
             self._reply(identity, p.Error(request, error.code, str(error)))
         except Exception as error:  # one bad request must not end the others' sessions
             _log.exception("%s failed", type(command).__name__)
             text = f"{type(command).__name__} failed: {error!r}; see the broker's log"
             self._reply(identity, p.Error(request, Internal.code, text))
+
+    def run(self, session: Session, command: Any) -> None:
+        """Run a command that has a handler, if the session's principal may. Raises DanubeError."""
+        permission = self.permissions.get(type(command))
+        if permission is not None:
+            self._authorize(session, permission, command)
+        self.handlers[type(command)](session, command)
+
+    def _greet(self, identity: bytes, command: p.Hello, now_ns: int, proof: str) -> None:
+        try:
+            answer: p.ServerCommand = self._greeter.greet(identity, command, now_ns, proof)
+        except (
+            Exception
+        ) as error:  # of an Authenticator, perhaps: it must not end the others' sessions
+            _log.exception("HELLO failed")
+            text = f"HELLO failed: {error!r}; see the broker's log"
+            answer = p.Error(command.request, Internal.code, text)
+        self._reply(identity, answer)
+
+    def _authorize(self, session: Session, permission: Permission, command: Any) -> None:
+        resource = self.resource_of(session, command)
+        try:
+            self._authorizer.authorize(session.principal, permission, resource)
+        except PermissionDenied as error:
+            raise self.refusal_of(session, command, error) from None
+        for also, other in self.more_needed(command):
+            self._authorizer.authorize(session.principal, also, other)

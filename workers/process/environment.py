@@ -27,6 +27,7 @@ from danube_fast.security import AllowAll, Authenticator, Authorizer, TrustClaim
 from danube_fast.wal.background import Background
 from danube_fast.workers.process.layout import METADATA, METADATA_SEAL
 from danube_fast.workers.process.log_marks import LogMark, read_marks, write_marks
+from danube_fast.workers.process.secure_transport import SecureTransport
 
 __all__ = ["Environment"]
 
@@ -101,10 +102,14 @@ class Environment:
         if self._writer is not None:
             self._writer.join(MARKS_WAIT_SECONDS)
 
-    def make_server(self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings) -> Server:
-        """Make the socket that clients connect to, not bound yet."""
+    def make_server(
+        self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, secured: SecureTransport | None = None
+    ) -> Server:  # fmt: skip
+        """Make the socket that clients connect to, not bound yet; `secured`: of a secured broker."""
         return Server(
             context,
             message_bytes_max=message_bytes_max(settings),
             handshake_timeout_ms=settings.handshake_timeout_ms,
+            curve_secret="" if secured is None else secured.keys.secret,
+            proves=secured is not None,
         )

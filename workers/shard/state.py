@@ -23,7 +23,12 @@ from danube_fast.workers.shard.catalog import Catalog
 from danube_fast.workers.shard.keep.pins import Pins
 from danube_fast.workers.shard.publish.journal import Journal
 
-__all__ = ["ShardState"]
+__all__ = ["ShardState", "not_here"]
+
+
+def not_here(partition_id: int) -> NotOwner:
+    """The error for a partition that this worker does not serve, as far as the client may know."""
+    return NotOwner(f"partition {partition_id} is not here; look the topic up again")
 
 
 class ShardState:
@@ -87,7 +92,7 @@ class ShardState:
         """Find a partition that takes producers and consumers. Raises NotOwner."""
         partition = self.partition(partition_id)
         if partition is None or partition.moving or partition_id in self.leaving:
-            raise NotOwner(f"partition {partition_id} is not here; look the topic up again")
+            raise not_here(partition_id)
         return partition
 
     def apply_settings(self, settings: Settings) -> None:

@@ -42,8 +42,11 @@ class Transports:
         self.plain_count = 0
         """Messages that it took during the last `receive`."""
 
-    def open_rings(self, ipc_endpoint: str, settings: Settings) -> None:
-        """Serve rings too; if they are switched off, clients are told so. Raises Unavailable."""
+    def open_rings(
+        self, ipc_endpoint: str, settings: Settings, admits: Callable[[int], bool] | None = None
+    ) -> None:
+        """Serve rings too; if they are switched off, clients are told so. `admits`: which local users may have some, by
+        default the broker's own. Raises Unavailable."""
         size = settings.shm_ring_bytes
         if ipc_endpoint:
             self.rings = RingServer(
@@ -52,6 +55,7 @@ class Transports:
                 links_max=settings.shm_clients_max,
                 message_bytes_max=message_bytes_max(settings) + PART_BYTES_MAX_SLACK,
                 huge=settings.shm_huge_pages,
+                admits=admits,
             )
             self.peers = RoutedPeers(self.server.handle)
 
@@ -106,6 +110,17 @@ class Transports:
             return False  # ZeroMQ takes a large part without a copy
         row = self._free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
         return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
+
+    def proof_of(self, identity: bytes) -> str:
+        """Return what the transport proves of the client whose message `receive` has just given; see `Authenticator`."""
+        if identity[0] == _ROUTED:
+            return self.server.proof
+        return "" if self.rings is None else f"uid:{self.rings.user_of(identity)}"
+
+    def revoke(self, identity: bytes) -> None:
+        """Close the rings of a client, whose session has ended."""
+        if self.rings is not None and identity[0] != _ROUTED:
+            self.rings.end(identity)
 
     def end_session(self, identity: bytes) -> None:
         """Let kernels take nothing of a client any more before it has a session again."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -28,16 +29,20 @@ from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.handover import RingServer
 from danube_fast.security.authorization import AllowAll
+from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.commands import OWN_SESSION, Commands
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
+from danube_fast.workers.process.secure_transport import SecureTransport
+from danube_fast.workers.process.security_copy import SecurityCopy
 from danube_fast.workers.reports.counters import CounterReports
 from danube_fast.workers.reports.load import LoadReports
 from danube_fast.workers.reports.quota import WorkerQuota
 from danube_fast.workers.reports.reply_topics import ReplyTopics
 from danube_fast.workers.reports.storage import StorageReports
 from danube_fast.workers.reports.topic_metrics import TopicMetrics
+from danube_fast.workers.shard.access_checks import AccessChecks
 from danube_fast.workers.shard.assignments import Assignments
 from danube_fast.workers.shard.commands import PERMISSIONS, SessionCommands
 from danube_fast.workers.shard.deliver.consumer_commands import ConsumerCommands
@@ -111,7 +116,12 @@ class ShardWorker:
     ) -> None:
         """`environment`: socket, threads and chance of the machine by default."""
         self._environment = environment or Environment()
-        self._authorize = self._environment.authorizer.authorize
+        self.secured = SecureTransport.make(
+            boot.settings, Path(boot.config.data_dir), context, boot.clock
+        )
+        access = self.secured.access if self.secured else None
+        self._authenticator = access or self._environment.authenticator
+        self._authorizer = access or self._environment.authorizer
         state = self.state = ShardState(boot, self._environment)
         self.logs = Logs(state, self._environment.background)
         for log in boot.config.logs:
@@ -132,7 +142,7 @@ class ShardWorker:
         self.intake = Intake(state.tables, state.journals, settings)
         self.intake.partitions_by_slot = state.catalog.by_slot
         self.intake.partitions_by_id = state.catalog.by_id
-        self.server = self._environment.make_server(context, settings)
+        self.server = self._environment.make_server(context, settings, self.secured)
         self.transports = Transports(self.server)
         self.delivery = Delivery(self.transports, state.sessions, settings)
         self.consumers = Consumers(state, self.delivery)
@@ -195,22 +205,24 @@ class ShardWorker:
         state, delivery, consumers = self.state, self.delivery, self.consumers
         self.greeter = Greeter(
             state.sessions, state.settings, state.boot.config.host_id,
-            self._environment.authenticator.authenticate, consumers.close_session,
+            self._authenticator.authenticate,
+            consumers.close_session,
         )  # fmt: skip
         self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
-        producers = self.producers = Producers(state, delivery, self.limits)
-        self.forwarder = Forwarder(state, delivery, self.intake, producers)
+        access = self.secured.access if self.secured else None
+        producers = self.producers = Producers(state, delivery, self.limits, access)
+        self.forwarder = Forwarder(state, delivery, self.intake, producers, access is None)
         self.dead_letters = DeadLetters(state, consumers, producers, self.intake, self.reader)
         self.commands = Commands(
-            state.sessions, self.greeter, self._environment.authorizer, delivery.reply,
+            state.sessions, self.greeter, self._authorizer, delivery.reply,
             unknown="this is the port of a worker, which serves only what is published and consumed; "
             "connect to the address that `danube-fast serve` prints",
         )  # fmt: skip
-        SessionCommands(state, self.commands, delivery, consumers)
+        SessionCommands(state, self.commands, delivery, consumers, access)
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(
             state, delivery, consumers, self.cursors, self.limits, self.gaps, self.subscriptions,
-            self.dead_letters, self.times,
+            self.dead_letters, self.times, self.commands.run,
         ).handlers  # fmt: skip
         self.operations = Operations(
             state, consumers, self.subscriptions, self.gaps, self.dead_letters
@@ -251,6 +263,10 @@ class ShardWorker:
             PassedPages(state),
             self.producers,
         ]
+        if self.secured is not None:
+            access, ends = self.secured.access, (self.consumers, self.transports)
+            self.security = SecurityCopy(state.boot, access)
+            jobs.append(AccessChecks(state, access, self.security, *ends))
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life
@@ -258,11 +274,15 @@ class ShardWorker:
     def start(self) -> None:
         """Bind, report READY, and ask the coordinator for assignments."""
         config = self.state.boot.config
-        wait = None
+        wait = admits = None
+        if self.secured is not None:
+            self.server.is_known, admits = self.state.sessions.knows, self.secured.admits_user
+            self.security.load_and_wait()
+            self.secured.open()
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
-        self.transports.open_rings(config.ipc_endpoint, self.state.settings)
+        self.transports.open_rings(config.ipc_endpoint, self.state.settings, admits)
         rings, peers = self.transports.rings, self.transports.peers
-        is_free = type(self._environment.authorizer) is AllowAll
+        is_free = isinstance(self._authorizer, AllowAll | Access)  # asked when a handle opens
         if is_free and rings is not None and peers is not None:
             taking = self._compose_ring_intake(rings, peers)
             self.transports.take_plain, wait = taking.take, taking.sleep
@@ -303,11 +323,6 @@ class ShardWorker:
             return BUSY_POLL_MS
         return self.upkeep.idle_poll_ms
 
-    @property
-    def is_gathering(self) -> bool:
-        """Whether many clients publish one by one: serving the first of them alone would delay all."""
-        return any(journal.siblings.gather for journal in self.state.journals.values())
-
     def stop(self) -> None:
         """End in order: sync all that is written, and save a clean snapshot that says so."""
         self.state.boot.set_state(ProcessState.STOPPING)
@@ -317,6 +332,8 @@ class ShardWorker:
         self.restored.send_report()
         self.delivery.flush()
         self.transports.close()
+        if self.secured is not None:
+            self.secured.close()
         self.state.boot.set_state(ProcessState.STOPPED)
 
     # ------------------------------------------------------------ one turn
@@ -324,7 +341,8 @@ class ShardWorker:
     def do_work(self, *, woken: bool = False) -> int:
         """Do one bounded turn; the number of things done. `woken`: a client ended the worker's sleep."""
         self._begin_turn()
-        if woken and not self.is_gathering:
+        # where many clients publish one by one, to serve the first of them alone would delay all
+        if woken and not any(j.siblings.gather for j in self.state.journals.values()):
             self._serve_first()
             self._begin_turn()  # it took time, and what it answered frees its result rows
         work = self.state.boot.mailbox.do_work(self.state.now_ns)
@@ -396,7 +414,8 @@ class ShardWorker:
                 if size >= limit:
                     break
             else:
-                self.commands.handle(identity, command, self.state.now_ns)
+                proof = self.transports.proof_of(identity) if type(command) is p.Hello else ""
+                self.commands.handle(identity, command, self.state.now_ns, proof)
             if taken == count_max:
                 break
         taken += self.transports.plain_count
@@ -412,7 +431,7 @@ class ShardWorker:
             return
         session.last_seen_ns = self.state.now_ns
         # Admission takes only producers that this session opened, authorized for their topics.
-        self._authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
+        self._authorizer.authorize(session.principal, PERMISSIONS[p.Publish], OWN_SESSION)
         publication = Publication(session.number, command.request)
         self.intake.publish(publication, part, self.state.now_wall_ns)
 

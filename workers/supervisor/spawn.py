@@ -35,6 +35,7 @@ from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, m
 from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
 from danube_fast.roles import COORDINATOR, Owner, Processes, Role
 from danube_fast.workers.process.boot import BootConfig
+from danube_fast.workers.process.layout import SERVER_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
 
 __all__ = ["Addresses", "Shared", "processes_of"]
@@ -58,7 +59,8 @@ def processes_of(settings: Settings) -> Processes:
 class Addresses:
     """Choose hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: the system chooses.
 
-    The admin port is on loopback unless the settings say otherwise: it asks for no password.
+    The admin port is on loopback unless the settings say otherwise: it asks for no password. Raises InvalidArgument if
+    other hosts would get in unasked, and the settings are not `insecure`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -75,7 +77,16 @@ class Addresses:
         self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
             self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
-        self._given = {"--listen": settings.listen, "--admin": settings.admin}
+        self._given = {"--admin": settings.admin}
+        if settings.auth == "none":
+            self._given["--listen"] = settings.listen
+        if self._open_to_others() and not settings.insecure:
+            option = self._open_to_others()[0]
+            remedy = "--auth required, or " if option == "--listen" else ""
+            raise InvalidArgument(
+                f"{option} {self._given[option]} would let other hosts in, who could do everything: give {remedy}an "
+                "address of this host like 127.0.0.1; in a network that you trust, --insecure"
+            )
         self.advertise = settings.advertise or _reachable(self.host)
         self.admin_socket = self._listen_admin()
 
@@ -96,10 +107,17 @@ class Addresses:
         return listener
 
     def warnings(self) -> list[str]:
-        """Write one sentence for each address that other hosts reach, until there are passwords."""
+        """Write one sentence for each address that other hosts reach unasked."""
         return [
-            f"warning: {option} {text} lets other hosts in, and there are no passwords and no "
-            "encryption yet: keep it in a network that you trust, or use 127.0.0.1"
+            f"warning: {option} {self._given[option]} lets other hosts in, who may do everything (--insecure): keep it in "
+            "a network that you trust, or use 127.0.0.1"
+            for option in self._open_to_others()
+        ]
+
+    def _open_to_others(self) -> list[str]:
+        """List the options whose address other hosts reach, and are asked nothing there."""
+        return [
+            option
             for option, text in self._given.items()
             if text and not is_loopback(split_address(text, option)[0])
         ]
@@ -151,6 +169,12 @@ class Shared:
     ) -> None:
         self.settings, self.accept_rollback, self.directory = settings, accept_rollback, directory
         self.addresses = Addresses(settings)
+        self.server_key = ""
+        """Public key of the broker; empty: it has none."""
+        if settings.auth != "none":
+            from danube_fast.security.curve import load_or_make  # it loads ZeroMQ
+
+            self.server_key = load_or_make(directory.path / SERVER_KEY).public
         self.logs = directory.logs(settings.workers)
         self.processes = processes_of(settings)
         self.process_count = len(self.processes)

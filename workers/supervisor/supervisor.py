@@ -42,6 +42,7 @@ from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
+from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.precompile import precompile
 from danube_fast.workers.supervisor.spawn import Shared, processes_of
@@ -327,6 +328,8 @@ class _Output:
             "coordinator_pid": coordinator_pid,
             "worker_ports": worker_ports,
             "data_dir": str(shared.directory.path),
+            "auth": shared.settings.auth,
+            "server_key": shared.server_key,
         }
         if self.is_json:
             text = msgspec.json.encode(event).decode()
@@ -337,9 +340,23 @@ class _Output:
                 f"  admin    {addresses.admin_url}\n"
                 f"  workers  {len(worker_pids)} on ports {ports}\n"
                 f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
+                f"  auth     {_auth_text(shared)}\n"
                 f"  pid      {os.getpid()}; Ctrl-C stops it in order"
             )
         print(text, file=self._stream, flush=True)
+
+
+def _auth_text(shared: Shared) -> str:
+    """Say who may come in."""
+    if shared.settings.auth == "none":
+        return "none: all who reach it, and every user of this host, may do everything"
+    text = f"required; server key {shared.server_key}"
+    first = shared.directory.path / BOOTSTRAP_KEY
+    return (
+        f"{text}\n           first administrator: {first}, until its first use"
+        if first.exists()
+        else text
+    )
 
 
 def _within_descriptors(settings: Settings, lines: _Output) -> Settings:

@@ -49,11 +49,64 @@ class Answer:
             self._on_end(value, error)
 
 
+class Rights(Protocol):
+    """Answers whether a principal may do something."""
+
+    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
+        """Whether it may."""
+        ...
+
+
+class SecurityRecords(Protocol):
+    """The records of who may do what; see `danube_fast/security/records.py`."""
+
+    @property
+    def policy(self) -> Rights:
+        """All of them."""
+        ...
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether security is on."""
+        ...
+
+    def put_role(self, name: str, permissions: list[Permission]) -> None:
+        """Make or change a role. Raises InvalidArgument."""
+        ...
+
+    def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
+        """Make or change a principal; what is None stays. Raises InvalidArgument."""
+        ...
+
+    def put_credential(
+        self, credential: str, principal: str, *, expires_seconds: int, label: str
+    ) -> None:
+        """Make or change a credential. Raises InvalidArgument, NotFound, FailedPrecondition."""
+        ...
+
+    def put_binding(self, binding: str, subject: str, role: str, scope: str) -> None:
+        """Make or change a binding. Raises InvalidArgument, FailedPrecondition."""
+        ...
+
+    def remove_record(self, kind: str, name: str) -> None:
+        """Remove a record, and with a principal what is its. Raises NotFound."""
+        ...
+
+    def describe(self, kind: str, after: str, limit: int) -> list[dict[str, Any]]:
+        """List records of a kind behind a name. Raises InvalidArgument."""
+        ...
+
+
 class AdminContext(Protocol):
     """The state and the helpers of operations; the coordinator provides them."""
 
     topics: TopicDirectory
     clock: Clock
+
+    @property
+    def security(self) -> SecurityRecords:
+        """The records of who may do what."""
+        ...
 
     def ask(
         self,
@@ -119,6 +172,10 @@ class AdminContext(Protocol):
         ...
 
 
+RightsOf = Callable[[dict[str, Any]], list[tuple[Permission, str]]]
+"""Makes of the arguments of an operation the rights that it needs beside its own."""
+
+
 class Operation(msgspec.Struct, frozen=True):
     """One entry of the registry."""
 
@@ -127,6 +184,8 @@ class Operation(msgspec.Struct, frozen=True):
     resource: str
     """Name of the argument that names the resource; empty: the cluster."""
     documentation: str
+    more_needed: RightsOf | None
+    """What else its arguments need a right on."""
     arguments: type[msgspec.Struct]
     """Struct of the function's keyword arguments, with their types and defaults."""
     function: Callable[..., None]
@@ -137,7 +196,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(
-    permission: Permission, resource: str = ""
+    permission: Permission, resource: str = "", more_needed: RightsOf | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Enter a function `f(context, answer, *, arguments...)` into the registry."""
 
@@ -154,7 +213,9 @@ def operation(
         name = function.__name__
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         documentation = inspect.getdoc(function) or ""
-        OPERATIONS[name] = Operation(name, permission, resource, documentation, arguments, function)
+        OPERATIONS[name] = Operation(
+            name, permission, resource, documentation, more_needed, arguments, function
+        )
         return function
 
     return enter
@@ -178,11 +239,21 @@ def run(
         except msgspec.ValidationError as error:
             raise InvalidArgument(in_our_words(error, name)) from None
         values = msgspec.structs.asdict(checked)
-        resource = str(values[operation.resource]) if operation.resource else RESOURCE_CLUSTER
-        authorize(principal, operation.permission, resource)
+        authorize(principal, operation.permission, _resource(operation, values))
+        if operation.more_needed is not None:
+            for permission, other in operation.more_needed(values):
+                authorize(principal, permission, other)
         operation.function(context, answer, **values)
     except DanubeError as error:
         answer.fail(error)
+
+
+def _resource(operation: Operation, values: dict[str, Any]) -> str:
+    """Return what an operation needs its permission on, as `authorize` names it."""
+    if not operation.resource:
+        return RESOURCE_CLUSTER
+    value = str(values[operation.resource])
+    return f"namespace:{value}" if operation.resource == "namespace" else value
 
 
 def ask_owners(

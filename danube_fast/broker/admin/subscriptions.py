@@ -81,7 +81,13 @@ def delete_subscription(
     )
 
 
-@operation(Permission.MANAGE_TOPIC, "topic")
+def _dead_letter_rights(values: dict[str, Any]) -> list[tuple[Permission, str]]:
+    """Rights on the topic that a failure policy names for dead letters."""
+    topic = values["values"].get("dead_letter_topic")
+    return [(Permission.PRODUCE, topic)] if isinstance(topic, str) and topic else []
+
+
+@operation(Permission.MANAGE_TOPIC, "topic", _dead_letter_rights)
 def set_failure_policy(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str, values: dict[str, Any]
 ) -> None:

@@ -17,7 +17,7 @@ from danube_fast.broker.answers import (
 from danube_fast.broker.messages import PartitionStats, PurgePartitions, Unassign
 from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
-from danube_fast.types import Permission, parse_topic
+from danube_fast.types import REPLY_TOPICS, Permission, parse_topic
 
 __all__ = ["topic_stats"]
 
@@ -81,12 +81,16 @@ def list_topics(
 ) -> None:
     """Topics by name: of one namespace, or matching a glob such as `/iot/dev-*`.
 
-    At most `limit` of them, those behind the name `after`. Answers a list of descriptions.
+    At most `limit` of them, those behind the name `after`. Answers a list of descriptions. A secured broker
+    lists no reply topics: their names guard them.
     """
+    is_enforced = context.security.is_enforced
     found = [
         record
         for record in context.topics.topics(namespace)
-        if record.topic > after and (not pattern or fnmatch.fnmatchcase(record.topic, pattern))
+        if record.topic > after
+        and (not pattern or fnmatch.fnmatchcase(record.topic, pattern))
+        and not (is_enforced and record.topic.startswith(REPLY_TOPICS))
     ]
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
     answer.done([TopicSummary.of(record) for record in found[:count]])

@@ -9,7 +9,16 @@ from typing import Any
 from danube_fast.client.values.limits import REPAIR_NS, TAKEOVER_NS
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
-__all__ = ["RETRYABLE", "Call", "OnLoss", "Report", "Reporter", "asks_again", "unknown_outcome"]
+__all__ = [
+    "RETRYABLE",
+    "Call",
+    "OnLoss",
+    "Report",
+    "Reporter",
+    "ask_all",
+    "asks_again",
+    "unknown_outcome",
+]
 
 RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 """Errors that may pass: asked again, with backoff."""
@@ -17,6 +26,14 @@ Report = tuple[int, int, int]
 """Consumer, frames and offset, as PING has them."""
 Reporter = Callable[[Any], Report | None]
 """Says how far the application is on one attachment; None if there is nothing to say."""
+
+
+def ask_all(reporters: dict[Any, Reporter]) -> list[Report]:
+    """Ask how far the application is on each attachment, and forget the reporters."""
+    items = tuple(reporters.items())
+    reporters.clear()
+    asked = [reporter(attachment) for attachment, reporter in items]
+    return [report for report in asked if report is not None]
 
 
 def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:

@@ -14,15 +14,16 @@ All methods are called under the pump's lock.
 
 from __future__ import annotations
 
-import enum
 from typing import Any
+
+import zmq
 
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.link.calls import (
     Call,
     OnLoss,
-    Report,
     Reporter,
+    ask_all,
     asks_again,
     unknown_outcome,
 )
@@ -33,10 +34,11 @@ from danube_fast.client.link.deliveries import (
     take_from_socket,
 )
 from danube_fast.client.link.dialer import Dialer
+from danube_fast.client.link.guarded_port import GuardedPort
 from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.ring_port import RingPort
-from danube_fast.client.link.users import Identity, Receiver, User
+from danube_fast.client.link.users import Identity, Receiver, State, User
 from danube_fast.client.values.limits import (
     BACKOFF_MIN_NS,
     HANDSHAKE_RETRY_NS,
@@ -48,12 +50,10 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, Unavailable, error_from_code
 from danube_fast.net.port import Port
 from danube_fast.net.protocol import (
-    PROTOCOL_VERSION,
     Bye,
     ConsumerEvent,
     Deliver,
     Error,
-    Hello,
     Ping,
     Pong,
     ProducerNames,
@@ -70,15 +70,6 @@ __all__ = ["Connection", "Identity", "User"]
 _PRODUCER_NAMES_MAX = 100_000
 _BYE_LINGER_MS = 200
 """How long a closing socket may still try to send its BYE."""
-
-
-class State(enum.Enum):
-    """Where a connection stands."""
-
-    HANDSHAKE = 1
-    OPEN = 2
-    FAILED = 3
-    CLOSED = 4
 
 
 class Connection:
@@ -108,7 +99,7 @@ class Connection:
         self.bundler = Bundler(self)
         self.link_number = pump.next_link_number()
         self._deliveries = Deliveries(pump.answers.address, self.link_number)
-        self._is_linked = False
+        self._is_linked = self._is_cut = False
         self._identity = identity
         self._session, self._token = 0, b""
         self._request = 0
@@ -119,6 +110,7 @@ class Connection:
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
+        self._renew_ns = 0
         self._dialer = dialer
         self._port: Port | RingPort | None = None
         self._connect()
@@ -128,7 +120,7 @@ class Connection:
 
     def _connect(self) -> None:
         """Open a port, unless none is to be had just now."""
-        self._is_linked = False
+        self._is_linked = self._is_cut = False
         self._port = self._dialer.open(self.endpoint)
         if self._port is not None:
             self._fd = self._port.fileno()
@@ -191,12 +183,13 @@ class Connection:
 
     def _drop_port(self, linger_ms: int) -> None:
         port, self._port = self._port, None
+        self._dialer.settle()
         if port is not None:
             self.pump.remove(self)
             self.pump.dispose(lambda: port.close(linger_ms))
 
-    def _on_rings_lost(self, port: RingPort) -> None:
-        """Go on without rings: the worker ended, or has none for this client."""
+    def _on_port_lost(self, port: RingPort | GuardedPort) -> None:
+        """Go on with another port, if there is hope: the worker ended, or has no rings for this client."""
         self._drop_port(0)
         was_open = self.state is State.OPEN
         if was_open:
@@ -222,21 +215,16 @@ class Connection:
             for user in tuple(self.users):
                 user.on_lost()
         if self._port is None:
-            self.pump.arm(self, self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
+            self._renew_at(self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
             return
         self._hello = self.next_request()
-        hello = Hello(
-            self._hello,
-            PROTOCOL_VERSION,
-            self._identity.name,
-            self._identity.auth,
-            self._identity.host_id,
-            self._identity.process_id,
-            self._session,
-            self._token,
-        )
-        self.send(hello)
-        self.pump.arm(self, self.pump.clock.monotonic_ns() + self._retry_ns)
+        self.send(self._identity.hello(self._hello, self._session, self._token))
+        self._renew_at(self.pump.clock.monotonic_ns() + self._retry_ns)
+
+    def _renew_at(self, monotonic_ns: int) -> None:
+        """Give the handshake up at that time; look how it goes before, if there is anything to see."""
+        self._renew_ns = monotonic_ns
+        self.pump.arm(self, self._dialer.next_look_ns(monotonic_ns))
 
     def _drop_calls(self) -> None:
         """End calls that were on their way: they may be lost, and this endpoint may never come back."""
@@ -257,6 +245,7 @@ class Connection:
         if command.request != self._hello or self.state is not State.HANDSHAKE:
             return
         self.state = State.OPEN
+        self._dialer.settle()
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
@@ -274,9 +263,10 @@ class Connection:
             user.on_session(resumed)
 
     def _fail(self, error: DanubeError) -> None:
-        """End: the broker refuses this client for good (wrong protocol version, not authorized, ...)."""
+        """End: one side refuses the other for good (wrong protocol version, not authorized, a wrong key, ...)."""
         self.state, self.failure = State.FAILED, error
         self.pump.disarm(self)
+        self._drop_port(0)
         for call in list(self.calls.values()):
             self._finish(call, None, error)
         for user in tuple(self.users):
@@ -291,19 +281,27 @@ class Connection:
     def _arm_heartbeat(self) -> None:
         self._quick = bool(self.receivers or self.bundler.on_way or self.calls)
         name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
-        wait_ns = self.limit(name, default) * MILLISECOND_NS
+        self._beat_after(name, default)
+
+    def _beat_after(self, name: str, default: int) -> None:
+        wait_ns = 0 if self._is_cut else self.limit(name, default) * MILLISECOND_NS
         self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
 
     def beat_soon(self) -> None:
         """Beat in the quick rhythm from now on: something began that the broker watches."""
         if not self._quick and self.state is State.OPEN:
             self._quick = True
-            wait_ns = self.limit("heartbeat_ms", 500) * MILLISECOND_NS
-            self.pump.arm(self, self.pump.clock.monotonic_ns() + wait_ns)
+            self._beat_after("heartbeat_ms", 500)
 
     def on_time(self, now_ns: int) -> None:
         """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
         if self.state is State.HANDSHAKE:
+            if (verdict := self._dialer.verdict(now_ns)) is not None:
+                self._fail(verdict)
+                return
+            if now_ns < self._renew_ns:
+                self._renew_at(self._renew_ns)
+                return
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
                 for user in tuple(self.users):
                     user.on_away()
@@ -312,6 +310,9 @@ class Connection:
         if self.state is not State.OPEN:
             return
         timeout_ns = self.limit("session_timeout_ms", 2500) * MILLISECOND_NS
+        if self._is_cut:
+            self.reset()
+            return
         if self._pinged_ns and self._heard_ns < self._pinged_ns:
             if now_ns - self._pinged_ns >= timeout_ns:
                 self._lost_ns = self._pinged_ns
@@ -319,13 +320,8 @@ class Connection:
                 return
         else:
             self._pinged_ns = now_ns
-        self.send(Ping(self.next_request(), self._ask_reporters() if self.takes_reports else []))
+        self.send(Ping(self.next_request(), ask_all(self.reporters) if self.takes_reports else []))
         self._arm_heartbeat()
-
-    def _ask_reporters(self) -> list[Report]:
-        reporters, self.reporters = self.reporters, {}
-        asked = [reporter(attachment) for attachment, reporter in reporters.items()]
-        return [report for report in asked if report is not None]
 
     # ------------------------------------------------------------ sending
 
@@ -336,15 +332,22 @@ class Connection:
 
     def send(self, command: Any) -> None:
         """Send one command of one part."""
-        if self._port is not None:
-            self._port.post(encode(command))
-            self.pump.after_send(self)
+        self._post(encode(command))
 
     def send_bundle(self, command: bytes, bundle: memoryview) -> None:
         """Send an encoded PUBLISH and its bundle; the bundle is copied."""
-        if self._port is not None:
-            self._port.post(command, bundle)
-            self.pump.after_send(self)
+        self._post(command, bundle)
+
+    def _post(self, *parts: Any) -> None:
+        if self._port is None:
+            return
+        try:
+            self._port.post(*parts)
+        except zmq.Again:  # there is no high-water mark: the broker refused this socket for good
+            self._is_cut = True
+            self.pump.arm(self, self.pump.clock.monotonic_ns())
+            return
+        self.pump.after_send(self)
 
     def call(self, call: Call) -> Call:
         """Send a request now, or as soon as the session is open."""
@@ -392,11 +395,11 @@ class Connection:
             count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
-        if isinstance(port, RingPort) and port is self._port:
+        if isinstance(port, RingPort | GuardedPort) and port is self._port:
             if port.lost is not None:
-                self._on_rings_lost(port)
+                self._on_port_lost(port)
                 count += 1
-            elif not self._is_linked and port.duplex is not None:
+            elif type(port) is RingPort and not self._is_linked and port.duplex is not None:
                 self._is_linked = True
                 self.pump.remove(self)
                 self._fd = port.fileno()
@@ -457,7 +460,7 @@ class Connection:
             now_ns = self.pump.clock.monotonic_ns()
             refused_ns = now_ns - self._lost_ns
             if asks_again(error, refused_ns, was_open=self._opened):
-                self.pump.arm(self, now_ns + BACKOFF_MIN_NS)
+                self._renew_at(now_ns + BACKOFF_MIN_NS)
             else:
                 self._fail(error)
             return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from danube_fast.client.link.context import release_context, take_context
 from danube_fast.client.link.dialer import Dialer, Rings
+from danube_fast.client.link.trust import Trust
 from danube_fast.clock import Clock, SystemClock
 from danube_fast.net.host import host_id
 
@@ -31,9 +32,9 @@ class Machine:
         """Give the context back, when all sockets are closed."""
         release_context(self._context)
 
-    def make_dialer(self, rings: Rings) -> Dialer:
+    def make_dialer(self, rings: Rings, trust: Trust) -> Dialer:
         """Return what opens the ports of one connection."""
-        return Dialer(self._context, rings, self.clock)
+        return Dialer(self._context, rings, self.clock, trust)
 
     def start(self, timers: TimerThread) -> None:
         """Serve deadlines from now on."""

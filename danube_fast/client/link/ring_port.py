@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from danube_fast.errors import DanubeError, Unavailable
@@ -41,9 +42,10 @@ class RingPort:
         """Why nothing comes or goes any more."""
 
     @classmethod
-    def dial(cls, ipc_endpoint: str) -> RingPort | None:
-        """Ask the worker at that endpoint for rings; None if it does not listen just now."""
-        sock = dial(ipc_endpoint)
+    def dial(cls, ipc_endpoint: str, users: Collection[int] | None = None) -> RingPort | None:
+        """Ask the worker at that endpoint for rings; None if it does not listen just now. Raises PermissionDenied if
+        it belongs to none of these users."""
+        sock = dial(ipc_endpoint, users)
         return None if sock is None else cls(sock)
 
     def fileno(self) -> int:

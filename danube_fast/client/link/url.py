@@ -17,6 +17,11 @@ def parse_url(url: str) -> list[str]:
     """ZeroMQ endpoints of every host in the url, in order. Raises InvalidArgument."""
     if not isinstance(url, str) or not url.startswith(_SCHEME):
         raise InvalidArgument(f"{url!r} is not a broker address; write danube://host:port")
+    if "?" in url or "#" in url:  # not repeated: there may be a key in it
+        raise InvalidArgument(
+            "a broker's address has no options; write danube://host:port, and pass options such as "
+            "server_key= and key_file= to connect()"
+        )
     if "@" in url:  # not repeated: there may be a password in it
         raise InvalidArgument("a broker's address names no user; write danube://host:port")
     hosts = url[len(_SCHEME) :].rstrip("/").split(",")

@@ -1,14 +1,24 @@
-"""The two sides of a connection as it sees them: the client that it says hello for, and those that use it."""
+"""The states of a connection, and its two sides as it sees them: the client that it says hello for, and those that use it."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple, Protocol
 
 from danube_fast.errors import DanubeError
 from danube_fast.frame.view import FrameView
-from danube_fast.net.protocol import ConsumerEvent
+from danube_fast.net.protocol import PROTOCOL_VERSION, ConsumerEvent, Hello
 
-__all__ = ["Identity", "Receiver", "User"]
+__all__ = ["Identity", "Receiver", "State", "User"]
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    HANDSHAKE = 1
+    OPEN = 2
+    FAILED = 3
+    CLOSED = 4
 
 
 class Identity(NamedTuple):
@@ -18,6 +28,13 @@ class Identity(NamedTuple):
     auth: dict[str, Any]
     host_id: str
     process_id: int
+
+    def hello(self, request: int, session: int, token: bytes) -> Hello:
+        """Return the HELLO that asks for that session again; 0 for a new one."""
+        return Hello(
+            request, PROTOCOL_VERSION, self.name, self.auth, self.host_id, self.process_id,
+            session, token,
+        )  # fmt: skip
 
 
 class User(Protocol):

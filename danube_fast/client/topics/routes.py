@@ -23,6 +23,7 @@ from danube_fast.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     NotFound,
+    PermissionDenied,
     TopicDeleted,
     Unavailable,
 )
@@ -132,7 +133,9 @@ class _Refresh:
         user = self.topic.user() if self.topic.user is not None else None
         if user is None:
             return
-        if isinstance(call.error, NotFound):
+        if isinstance(call.error, PermissionDenied):
+            user.topic_gone(self.topic, call.error)
+        elif isinstance(call.error, NotFound):
             error = TopicDeleted(f"{self.topic.name} was deleted; create it again")
             user.topic_gone(self.topic, error)
         elif call.error is not None:
@@ -149,11 +152,14 @@ class Routes:
     def __init__(
         self,
         bootstrap: Connection,
-        connect_worker: Callable[[str, bool], Connection],
+        connect_worker: Callable[[str, bool, str], Connection],
         transport: str,
         host_id: str,
+        *,
+        has_key: bool = False,
     ) -> None:
-        """`connect_worker` opens a connection to an endpoint, which may be on this host."""
+        """`connect_worker` opens a connection to an endpoint, which may be on this host, or else to the one over tcp.
+        `has_key`: the client proves over tcp who it is, so that it uses ZeroMQ only there."""
         self.pump = bootstrap.pump
         self.bootstrap = bootstrap
         self.workers: dict[str, Connection] = {}
@@ -163,6 +169,7 @@ class Routes:
         self._connect_worker = connect_worker
         self._transport = transport
         self._host_id = host_id
+        self._has_key = has_key
 
     def lookup_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
@@ -220,7 +227,8 @@ class Routes:
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
         """Return the partitions of a LOOKUP answer, with connections to their workers."""
-        same_host = answer.get("host_id") == self._host_id and self._transport != "tcp"
+        goes_far = self._transport == "tcp" or (self._has_key and self._transport == "zmq")
+        same_host = answer.get("host_id") == self._host_id and not goes_far
         partitions = []
         parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:
@@ -230,16 +238,16 @@ class Routes:
                     "transport='shm' is not offered by this broker, which has few file descriptors; "
                     "use transport='auto', or raise its `ulimit -n`"
                 )
-            connection = self._worker(ipc if near else tcp, near)
+            connection = self._worker(ipc if near else tcp, near, tcp if self._has_key else "")
             # only the broker knows whether "-part-" is a mark or part of a name
             number = None if topic == parent else int(topic[len(parent) + len(PART_MARK) :])
             partitions.append(Partition(partition_id, topic, connection, parent, number))
         return partitions
 
-    def _worker(self, endpoint: str, same_host: bool) -> Connection:
+    def _worker(self, endpoint: str, same_host: bool, tcp: str = "") -> Connection:
         connection = self.workers.get(endpoint)
-        if connection is None:
-            connection = self.workers[endpoint] = self._connect_worker(endpoint, same_host)
+        if connection is None or connection.failure is not None:
+            connection = self.workers[endpoint] = self._connect_worker(endpoint, same_host, tcp)
         return connection
 
     def refresh(self, topic: Topic) -> None:

@@ -25,6 +25,10 @@ CLOSE_TIMEOUT_SECONDS = 5.0
 HANDSHAKE_RETRY_NS = 1 * SECOND_NS
 HANDSHAKE_RETRY_NS_MAX = 4 * SECOND_NS
 """An unanswered HELLO is repeated on a fresh socket after this time, doubled each time."""
+HANDSHAKE_LOOK_NS = 50 * MILLISECOND_NS
+"""How often the monitor of a CURVE handshake is read."""
+HANDSHAKE_VERDICT_NS = 2 * SECOND_NS
+"""Handshakes that fail for so long will not succeed: a broker that restarts is either absent or back before."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -57,21 +57,19 @@ def _key_filters(options: dict[str, Any], kind: SubscriptionKind) -> tuple[str, 
     return tuple(sorted(set(filters)))
 
 
-C = TypeVar("C", p.Subscribe, p.Seek)
-
-
 class ConsumerCommands:
     """Run the commands of consumers of one worker."""
 
     def __init__(
         self, state: ShardState, delivery: Delivery, consumers: Consumers, cursors: Cursors,
         limits: Limits, gaps: Gaps, subscriptions: Subscriptions, dead_letters: DeadLetters,
-        times: HistoryTimes,
+        times: HistoryTimes, run: Callable[[Session, Any], None],
     ) -> None:  # fmt: skip
+        """`run` runs a command that has waited: rights may have changed meanwhile."""
         self._state, self._delivery, self._consumers = state, delivery, consumers
         self._cursors, self._limits, self._gaps = cursors, limits, gaps
         self._subscriptions, self._dead_letters = subscriptions, dead_letters
-        self._times = times
+        self._times, self._run = times, run
         self.handlers: dict[type, Callable[[Session, Any], None]] = {
             p.Subscribe: self._subscribe,
             p.Flow: self._flow,
@@ -113,7 +111,7 @@ class ConsumerCommands:
         filters = _key_filters(command.options, kind)
         policy = parse_policy(command.options.get("failure_policy") or {})
         refuse_own_topic(policy, partition.topic)
-        if self._asks_history(session, command, partition, self._subscribe):
+        if self._asks_history(session, command, partition):
             return
         place = self._place(partition, command.position)
         old = session.consumers.get(command.consumer_id)
@@ -215,11 +213,7 @@ class ConsumerCommands:
         return offset_at(partition, self._state.logs[partition.log_slot], time_ns)
 
     def _asks_history(
-        self,
-        session: Session,
-        command: C,
-        partition: Partition,
-        handler: Callable[[Session, C], None],
+        self, session: Session, command: p.Subscribe | p.Seek, partition: Partition
     ) -> bool:
         """Whether history has to tell where a position by time is; then the command is run again with the offset."""
         wanted = command.position
@@ -240,7 +234,7 @@ class ConsumerCommands:
             try:
                 if error is not None:
                     raise error
-                handler(living, msgspec.structs.replace(command, position=offset))
+                self._run(living, msgspec.structs.replace(command, position=offset))
             except DanubeError as fault:
                 self._delivery.respond(living, command.request, None, fault)
 
@@ -307,7 +301,7 @@ class ConsumerCommands:
         consumer = self._consumer(session, command.consumer_id)
         sub = consumer.subscription
         partition = self._state.served(sub.partition_id)
-        if self._asks_history(session, command, partition, self._seek):
+        if self._asks_history(session, command, partition):
             return
         place, end = self._place(partition, command.position), partition.visible
         # one offset for all partitions of a topic lies beyond the end of some

@@ -24,7 +24,7 @@ from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.publish.group import Publication
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.producers import Producers
-from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.state import ShardState, not_here
 
 __all__ = ["Forwarder"]
 
@@ -41,11 +41,14 @@ class Forwarder:
     """Pass producers and publishes on to other workers, and serve those of others."""
 
     def __init__(
-        self, state: ShardState, delivery: Delivery, intake: Intake, producers: Producers
-    ) -> None:
+        self, state: ShardState, delivery: Delivery, intake: Intake, producers: Producers,
+        passes_on: bool = True,
+    ) -> None:  # fmt: skip
+        """`passes_on`: whether clients may publish by way of this worker."""
         self._state, self._delivery = state, delivery
         self._intake, self._producers = intake, producers
         self._owners: dict[int, int] = {}
+        self._passes_on = passes_on
         intake.forward = self.publish
         producers.open_elsewhere = self.open_producer
         mailbox = state.boot.mailbox
@@ -60,7 +63,10 @@ class Forwarder:
     # ------------------------------------------------------------ on the worker that was asked
 
     def open_producer(self, session: Session, command: p.OpenProducer) -> None:
-        """Open a producer on a partition that is not here; answers the client when it is open."""
+        """Open a producer on a partition that is not here; answers the client when it is open. Raises NotOwner in a
+        secured broker: on the owner all clients of this worker would look alike."""
+        if not self._passes_on:
+            raise not_here(command.partition_id)
 
         def answer(reply: Reply) -> None:
             if isinstance(reply.error, NotOwner):

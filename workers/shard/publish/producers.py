@@ -13,10 +13,12 @@ from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
 from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
 from danube_fast.ring.counters import Counter
+from danube_fast.types import Permission
+from danube_fast.workers.process.access import Access
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.keep.limits import Limits
@@ -37,7 +39,11 @@ Opened = Callable[[m.Opened | None, DanubeError | None], None]
 class Producers(Job):
     """Open, close and expire producers of one worker; the admission kernel serves them."""
 
-    def __init__(self, state: ShardState, delivery: Delivery, limits: Limits) -> None:
+    def __init__(
+        self, state: ShardState, delivery: Delivery, limits: Limits, access: Access | None = None
+    ) -> None:
+        """`access`: who may take a name from another principal; None: all may."""
+        self._access = access
         self._state, self._delivery, self._limits = state, delivery, limits
         self.open_elsewhere: Callable[[Session, p.OpenProducer], None] = self._refuse
         """Opens a producer on a partition of another worker."""
@@ -55,11 +61,14 @@ class Producers(Job):
             self.open_elsewhere(session, command)
             return
         done = partial(self._delivery.respond, session, command.request)
-        self.register(session.number, command.partition_id, command.name, done)
+        principal = session.principal
+        self.register(session.number, command.partition_id, command.name, done, principal)
 
-    def register(self, session: int, partition_id: int, name: str, done: Opened) -> None:
+    def register(
+        self, session: int, partition_id: int, name: str, done: Opened, principal: str = ""
+    ) -> None:
         """Give a producer its id and next epoch; `done` when that is durable. Raises NotOwner,
-        InvalidArgument, ResourceExhausted."""
+        InvalidArgument, ResourceExhausted, PermissionDenied for a name that another principal uses."""
         state = self._state
         partition = state.served(partition_id)
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
@@ -71,6 +80,8 @@ class Producers(Job):
             state.journals[partition.log_slot].check_takes()
         tables = state.tables
         slot = tables.find_producer(partition_id, producer_id)
+        if slot >= 0 and self._access is not None:
+            self._check_name(partition.topic, slot, name, principal)
         self._limits.check_producer(partition, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
         slot = state.catalog.open_producer(partition, producer_id, name, epoch)
@@ -85,6 +96,18 @@ class Producers(Job):
             done(m.Opened(producer_id, epoch, next_sequence), None)
 
         state.record(partition, r.ProducerOpened(partition_id, producer_id, name, epoch), durable)
+
+    def _check_name(self, topic: str, slot: int, name: str, principal: str) -> None:
+        """Raise PermissionDenied if another principal publishes under that name, and this one may not take it."""
+        opener = int(self._state.tables.producers[slot, ProducerWord.SESSION])
+        session = self._state.sessions.by_number(opener)
+        access = self._access
+        if session is None or access is None or session.principal == principal:
+            return
+        if not access.permits(principal, Permission.MANAGE_TOPIC, topic):
+            raise PermissionDenied(
+                f"the producer name {name!r} is in use on {topic} by another user; choose another name"
+            )
 
     def _close(self, session: Session, command: p.CloseProducer) -> None:
         tables = self._state.tables

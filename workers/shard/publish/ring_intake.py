@@ -27,8 +27,7 @@ from danube_fast.frame.cpython import COUNTED_NONE, OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import HEADER_BYTES
 from danube_fast.frame.system import EPOLL_EVENT_BYTES
-from danube_fast.net.port import take_rest
-from danube_fast.net.port_kernels import FUNCTIONS, SIZE_MASK
+from danube_fast.net.port_kernels import FUNCTIONS
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session
 from danube_fast.ring.handover import RingServer
@@ -37,17 +36,14 @@ from danube_fast.wal.appender import Held
 from danube_fast.wal.layout import GROUP_ALIGNMENT
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.publish.group import Group, Publication, Written
+from danube_fast.workers.shard.publish.in_hand import take_in_hand
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.journal import Journal
 from danube_fast.workers.shard.publish.outlets import Outlets
 from danube_fast.workers.shard.publish.turn_kernel import pause, step, wait, wait_and_step
 from danube_fast.workers.shard.publish.turn_layout import (
-    AT_COMMAND,
-    AT_COMMAND_MESSAGE,
     AT_LINKS,
-    AT_SENDER,
     AT_TAKEN,
-    COMMAND_ROOM,
     EVENTS_MAX,
     LEFT_PLACE,
     LINK_WORDS,
@@ -80,8 +76,6 @@ _UNHELD_TURNS, _UNHELD_TURNS_MAX = 64, 64 * 1024
 """So many turns nothing is held where that was in vain; twice as many each time, as ZeroMQ receives on meanwhile."""
 _SERVING_NS_MAX = 10 * MILLISECOND_NS
 """After so long the ordinary turn does what the clock asks."""
-_WHOLE = 3
-"""Parts in hand: sender, command and body."""
 _POLLED = struct.Struct("=ihh")
 _TAKEN_AT = AT_TAKEN // WORD_BYTES
 _LINKS_AT = AT_LINKS // WORD_BYTES
@@ -134,6 +128,7 @@ class RingIntake:
         words[JobWord.EVENTS] = address_of(self._events)
         words[JobWord.FUNCTIONS], words[JobWord.PEERS] = FUNCTIONS, self._peers.address
         words[JobWord.MESSAGE] = address_of(self._received)
+        words[JobWord.PROVES] = self._server.proves
         words[JobWord.BELL], words[JobWord.EPOLL] = self._bell, self._rings.fileno()
         polled = (self._bell, self._rings.fileno(), self._server.fileno())
         for place, fd in enumerate(polled, JobWord.POLLED):
@@ -379,27 +374,10 @@ class RingIntake:
 
     def _hold(self) -> None:
         """Give the message in hand to the server."""
-        words, received = self._words, self._received
-        in_hand, found = words[JobWord.IN_HAND], words[JobWord.COMMAND_FOUND]
-        sender_bytes = words[JobWord.SENDER_FOUND] & SIZE_MASK
-        identity = bytes(received[AT_SENDER : AT_SENDER + sender_bytes])
-        size, parts = found & SIZE_MASK, []
-        if found < 0:
-            raise Internal("ZeroMQ gave the first part of a message without the second one")
-        command = received[AT_COMMAND : AT_COMMAND + size]
-        if size > COMMAND_ROOM:
-            command = bytearray(size)
-            message = words[JobWord.MESSAGE] + AT_COMMAND_MESSAGE
-            take_rest(FUNCTIONS, message, address_of(command), size)
-        if in_hand == _WHOLE:
-            found = words[JobWord.BODY_FOUND]
-            body, self._holders[LEFT_PLACE] = self._holders[LEFT_PLACE], None
-            if body is None:
-                raise MemoryError(f"no memory for a bundle of {found & SIZE_MASK} bytes")
-            parts = [body]
+        identity, command, parts, more = take_in_hand(self._words, self._received, self._holders)
         if not self._peers.row_of(identity):
             self._strangers[identity] = None
-        self._server.hold(identity, memoryview(command), parts, more=found > SIZE_MASK)
+        self._server.hold(identity, command, parts, more=more)
 
     def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
         """The sessions whose messages were taken, by link."""

@@ -61,6 +61,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     COMMAND_ROOM,
     LEFT_PLACE,
     LINK_BYTES,
+    NOT_RECEIVED,
     SENDER_ROOM,
     TAKEN_BYTES,
     JobWord,
@@ -172,9 +173,17 @@ def _take_one(job: int, link: int) -> int:
 
 
 @kernel("int64(int64)")
+def _peer_in_hand(job: int) -> int:
+    """The row of the peer whose message is in hand; 0 if it has none."""
+    if load_word(job, JobWord.SENDER_FOUND) & SIZE_MASK != IDENTITY_BYTES:
+        return 0
+    return find_peer(load_word(job, JobWord.PEERS), load_word(job, JobWord.MESSAGE) + AT_SENDER)
+
+
+@kernel("int64(int64)")
 def _receive_command(job: int) -> int:
     """Receive who sends the next message of the ROUTER, and its command: MORE, and both are in hand; ARMED if there is
-    none, or ORDINARY if ZeroMQ has failed."""
+    none, or ORDINARY if ZeroMQ has failed, or the command is not to be received here."""
     functions, router = load_word(job, JobWord.FUNCTIONS), load_word(job, JobWord.ROUTER)
     message = load_word(job, JobWord.MESSAGE)
     store_u64(message + AT_SENDER, 0)
@@ -183,6 +192,9 @@ def _receive_command(job: int) -> int:
         return LinkStatus.ARMED if found == _NOTHING else LinkStatus.ORDINARY
     store_word(job, JobWord.SENDER_FOUND, found)
     store_word(job, JobWord.IN_HAND, 1)
+    if load_word(job, JobWord.PROVES) != 0 and _peer_in_hand(job) == 0:
+        store_word(job, JobWord.COMMAND_FOUND, NOT_RECEIVED)
+        return LinkStatus.ORDINARY
     found = receive_into(functions, router, message + AT_COMMAND_MESSAGE, COMMAND_ROOM)
     store_word(job, JobWord.COMMAND_FOUND, found)
     if found < 0:
@@ -200,9 +212,7 @@ def _sender_in_hand(job: int) -> int:
         return 0
     if _read_request(job, message + AT_COMMAND, size) == 0:
         return 0
-    if load_word(job, JobWord.SENDER_FOUND) & SIZE_MASK != IDENTITY_BYTES:
-        return 0
-    peer = find_peer(load_word(job, JobWord.PEERS), message + AT_SENDER)
+    peer = _peer_in_hand(job)
     if peer == 0:
         return 0
     left = word_of(peer, LEFT)

@@ -31,6 +31,7 @@ __all__ = [
     "LEFT_PLACE",
     "LINK_BYTES",
     "LINK_WORDS",
+    "NOT_RECEIVED",
     "OUTLETS_MAX",
     "OUTLET_BYTES",
     "OUTLET_WORDS",
@@ -61,6 +62,8 @@ EVENTS_MAX = 64
 """Events of epoll that one wait takes; the next one takes the rest."""
 STAGING_BYTES = 256 * 1024
 """Frames of one group that kernels write; a larger one is written by Python."""
+NOT_RECEIVED = -(1 << 32)
+"""In COMMAND_FOUND: the command was not asked for, and is still the ROUTER's. Errors are small."""
 
 
 class JobWord(enum.IntEnum):
@@ -164,7 +167,9 @@ class JobWord(enum.IntEnum):
     DURABLE_START = 58
     DURABLE_END = 59
     """Position of the last group that was written so, and behind it; 0: none in this turn."""
-    PAIR = 60
+    PROVES = 60
+    """1: the command of a peer of the ROUTER that has no row is received by Python, which reads what the peer has proved."""
+    PAIR = 61
 
 
 class LinkStatus(enum.IntEnum):

@@ -1,0 +1,88 @@
+"""Administrative operations on who may do what: principals, credentials, roles, bindings."""
+
+from __future__ import annotations
+
+from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from danube_fast.errors import InvalidArgument
+from danube_fast.types import Permission
+
+__all__: list[str] = []
+
+LISTED_MAX = 1000
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def list_security(
+    context: AdminContext,
+    answer: Answer,
+    *,
+    record_kind: str,
+    after: str = "",
+    limit: int = LISTED_MAX,
+) -> None:
+    """List records of a kind (principal, credential, role, binding) behind the name `after`, at most `limit`. No record
+    holds a secret."""
+    if limit < 1:
+        raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
+    answer.done(context.security.describe(record_kind, after, min(limit, LISTED_MAX)))
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def set_principal(
+    context: AdminContext, answer: Answer, *, name: str, groups: list[str] | None = None,
+    disabled: bool | None = None,
+) -> None:  # fmt: skip
+    """Make a principal, or change its groups, or disable it: then it may do nothing. What is not given stays."""
+    context.security.put_principal(name, groups, disabled=disabled)
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def set_credential(
+    context: AdminContext, answer: Answer, *, credential: str, principal: str, expires_seconds: int = 0,
+    label: str = "",
+) -> None:  # fmt: skip
+    """Let a credential prove that a client is this principal: `curve:` and a public key, or `uid:` and the number of a
+    local user. It ends after `expires_seconds`, 0: never."""
+    if expires_seconds < 0:
+        raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
+    context.security.put_credential(
+        credential, principal, expires_seconds=expires_seconds, label=label
+    )
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def set_role(
+    context: AdminContext, answer: Answer, *, name: str, permissions: list[Permission]
+) -> None:
+    """Make a role of these permissions, or change it."""
+    context.security.put_role(name, permissions)
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def set_binding(
+    context: AdminContext, answer: Answer, *, binding: str, subject: str, role: str, scope: str
+) -> None:
+    """Bind a subject (`user:NAME` or `group:NAME`) to a role within a scope: `cluster`, `namespace:NAME`, a topic, or a
+    topic, `#` and a subscription, each with patterns."""
+    context.security.put_binding(binding, subject, role, scope)
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def delete_security(context: AdminContext, answer: Answer, *, record_kind: str, name: str) -> None:
+    """Delete a record. With a principal its credentials and bindings go; clients that have come in by it are sent
+    away."""
+    context.security.remove_record(record_kind, name)
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def check_permission(
+    context: AdminContext, answer: Answer, *, principal: str, permission: Permission, resource: str
+) -> None:
+    """Tell whether a principal may do that: {"allowed"}."""
+    policy = context.security.policy
+    answer.done({"allowed": policy.permits(principal, permission, resource)})

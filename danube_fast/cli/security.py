@@ -1,0 +1,259 @@
+"""`danube-fast security`: who may do what: users, keys, roles, bindings."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
+from danube_fast.cli.output import print_result, refuse_without_yes
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="security",
+    help="Say who may do what: users, keys, roles, bindings.",
+    no_args_is_help=True,
+    epilog=example(
+        "danube-fast security new-key ann.key",
+        "danube-fast security users add ann --public-key-of ann.key --role admin",
+        "danube-fast security bindings add user:ann producer '/orders/*'",
+    ),
+)
+users = typer.Typer(
+    epilog=example("danube-fast security users list"),
+    name="users",
+    help="People and programs that come in.",
+    no_args_is_help=True,
+)
+keys = typer.Typer(
+    epilog=example("danube-fast security keys list"),
+    name="keys",
+    help="What proves who they are.",
+    no_args_is_help=True,
+)
+roles = typer.Typer(
+    epilog=example("danube-fast security roles list"),
+    name="roles",
+    help="Permissions under a name.",
+    no_args_is_help=True,
+)
+bindings = typer.Typer(
+    epilog=example("danube-fast security bindings list"),
+    name="bindings",
+    help="Who has which role, and where.",
+    no_args_is_help=True,
+)
+for _group in (users, keys, roles, bindings):
+    app.add_typer(_group)
+
+UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Its name.")]
+KeyOption = Annotated[
+    str, typer.Option("--public-key", metavar="KEY", help="Public key, 40 characters.")
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--public-key-of", metavar="FILE", help="Key file whose public key is taken."),
+]
+UidOption = Annotated[
+    int | None, typer.Option("--uid", help="Number of a local user, whom the kernel vouches for.")
+]
+
+
+@app.command("new-key", epilog=example("danube-fast security new-key ann.key"))
+@command("danube-fast security new-key ann.key")
+def new_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to make, readable by you.")],
+    output: OutputOption = OutputForm.TEXT,
+) -> None:
+    """Make a key pair in a file, and print its public key, which an administrator registers."""
+    from danube_fast.security.curve import new_key_pair, write_key_file
+
+    pair = new_key_pair()
+    write_key_file(file, pair)
+    print_result(output, {"public": pair.public}, pair.public)
+
+
+def _credentials(public_key: str, key_file: Path | None, uid: int | None) -> list[str]:
+    """The credentials that options name."""
+    found = [f"curve:{public_key}"] if public_key else []
+    if key_file is not None:
+        from danube_fast.security.curve import read_key_file
+
+        found.append(f"curve:{read_key_file(key_file).public}")
+    if uid is not None:
+        found.append(f"uid:{uid}")
+    return found
+
+
+@asking(users, "danube-fast security users add ann --public-key-of ann.key --role admin")
+def add(
+    ask: Ask, user: UserArgument,
+    group: Annotated[list[str] | None, typer.Option(help="A group it belongs to; may be repeated.")] = None,
+    disabled: Annotated[bool | None, typer.Option("--disabled/--enabled", help="It may do nothing.")] = None,
+    public_key: KeyOption = "", public_key_of: KeyFileOption = None, uid: UidOption = None,
+    role: Annotated[str, typer.Option(help="A role that it gets at once.")] = "",
+    scope: Annotated[str, typer.Option(help="Where it has this role.")] = "cluster",
+) -> None:  # fmt: skip
+    """Make a user, or change one; with its key and a role if you give them."""
+    credentials = _credentials(public_key, public_key_of, uid)
+    with ask.connect() as client:  # one connection: the first key is good for no more
+        made = client.admin.set_principal(name=user, groups=group or None, disabled=disabled)
+        for credential in credentials:
+            client.admin.set_credential(credential=credential, principal=user)
+        if role:
+            client.admin.set_binding(
+                binding=_name_of(f"user:{user}", role, scope),
+                subject=f"user:{user}",
+                role=role,
+                scope=scope,
+            )
+    ask.show(made, f"user {user}")
+
+
+@asking(users, "danube-fast security users list", name="list")
+def list_users(ask: Ask) -> None:
+    """List all users."""
+    ask.table(ask("list_security", record_kind="principal"), "no users")
+
+
+@asking(users, "danube-fast security users delete ann --yes")
+def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
+    """Delete a user, its keys and its bindings; its clients are sent away."""
+    refuse_without_yes(yes, f"deletes the user {user}, its keys and its bindings")
+    gone = ask("delete_security", record_kind="principal", name=user)
+    ask.show(gone, f"deleted user {user}")
+
+
+@asking(keys, "danube-fast security keys add ann --public-key-of ann.key", name="add")
+def add_key(
+    ask: Ask, user: UserArgument, public_key: KeyOption = "", public_key_of: KeyFileOption = None,
+    uid: UidOption = None,
+    expires_seconds: Annotated[int, typer.Option(help="It ends after so long; 0: never.")] = 0,
+    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+) -> None:  # fmt: skip
+    """Register a key, or a local user, as this user. A second one may stand beside it while you rotate."""
+    credentials = _credentials(public_key, public_key_of, uid)
+    if not credentials:
+        raise typer.BadParameter("give --public-key, --public-key-of or --uid")
+    made = None
+    for credential in credentials:
+        made = ask(
+            "set_credential",
+            credential=credential,
+            principal=user,
+            expires_seconds=expires_seconds,
+            label=label,
+        )
+    ask.show(made, "\n".join(f"registered {each} as {user}" for each in credentials))
+
+
+@asking(keys, "danube-fast security keys list", name="list")
+def list_keys(ask: Ask) -> None:
+    """List all keys and local users that are registered."""
+    ask.table(ask("list_security", record_kind="credential"), "no keys")
+
+
+@asking(keys, "danube-fast security keys revoke uid:1000 --yes")
+def revoke(
+    ask: Ask,
+    credential: Annotated[str, typer.Argument(metavar="KEY", help="curve:KEY or uid:NUMBER")],
+    yes: YesOption = False,
+) -> None:
+    """Take a key back: clients that came in with it are sent away."""
+    refuse_without_yes(yes, f"revokes {credential}")
+    gone = ask("delete_security", record_kind="credential", name=credential)
+    ask.show(gone, f"revoked {credential}")
+
+
+@asking(roles, "danube-fast security roles add auditor lookup consume", name="add")
+def add_role(
+    ask: Ask,
+    name: Annotated[str, typer.Argument(metavar="ROLE", help="Its name.")],
+    permissions: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PERMISSION...",
+            help="lookup, produce, consume, manage_namespace, manage_topic, manage_schema, manage_broker, manage_cluster",
+        ),
+    ],
+) -> None:
+    """Make a role of permissions, or change it. There are admin, operator, producer, consumer and viewer."""
+    made = ask("set_role", name=name, permissions=permissions)
+    ask.show(made, f"role {name}: {' '.join(permissions)}")
+
+
+@asking(roles, "danube-fast security roles list", name="list")
+def list_roles(ask: Ask) -> None:
+    """List the roles that were made here."""
+    ask.table(
+        ask("list_security", record_kind="role"),
+        "no roles but admin, operator, producer, consumer, viewer",
+    )
+
+
+@asking(roles, "danube-fast security roles delete auditor --yes", name="delete")
+def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], yes: YesOption = False) -> None:  # fmt: skip
+    """Delete a role: its bindings give nothing any more."""
+    refuse_without_yes(yes, f"deletes the role {name}")
+    gone = ask("delete_security", record_kind="role", name=name)
+    ask.show(gone, f"deleted role {name}")
+
+
+@asking(bindings, "danube-fast security bindings add user:ann producer '/orders/*'", name="add")
+def add_binding(
+    ask: Ask,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="user:NAME or group:NAME")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="Its name.")],
+    scope: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCOPE",
+            help="cluster, namespace:NAME, /namespace/topic or /namespace/topic#subscription, with * and ?",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the binding.")] = "",
+) -> None:
+    """Give a user or a group a role within a scope."""
+    made = name or _name_of(subject, role, scope)
+    answer = ask("set_binding", binding=made, subject=subject, role=role, scope=scope)
+    ask.show(answer, f"binding {made}: {subject} is {role} of {scope}")
+
+
+@asking(bindings, "danube-fast security bindings list", name="list")
+def list_bindings(ask: Ask) -> None:
+    """List all bindings."""
+    ask.table(ask("list_security", record_kind="binding"), "no bindings")
+
+
+@asking(bindings, "danube-fast security bindings delete 1f6a02c3 --yes", name="delete")
+def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False) -> None:  # fmt: skip
+    """Delete a binding: what was open by it is closed."""
+    refuse_without_yes(yes, f"deletes the binding {name}")
+    gone = ask("delete_security", record_kind="binding", name=name)
+    ask.show(gone, f"deleted binding {name}")
+
+
+@asking(app, "danube-fast security check ann produce /orders/new")
+def check(
+    ask: Ask, user: UserArgument,
+    permission: Annotated[str, typer.Argument(metavar="PERMISSION")],
+    resource: Annotated[
+        str, typer.Argument(metavar="RESOURCE", help="/namespace/topic, namespace:NAME or cluster")
+    ],
+) -> None:  # fmt: skip
+    """Say whether a user may do something; exit code 1 if not."""
+    found = ask("check_permission", principal=user, permission=permission, resource=resource)
+    is_refused = found.get("allowed") is False
+    ask.show(found, f"{user} {'may not' if is_refused else 'may'} {permission} {resource}")
+    if is_refused:
+        raise typer.Exit(1)
+
+
+def _name_of(subject: str, role: str, scope: str) -> str:
+    """A name for a binding: the same one makes the same binding."""
+    return hashlib.sha256(f"{subject} {role} {scope}".encode()).hexdigest()[:16]

@@ -1,0 +1,172 @@
+r"""The thread that says who may connect: ZeroMQ asks it once for each connection, before a message passes (ZAP 1.0).
+
+    tcp, CURVE: 32 bytes of public key --> "curve:<Z85>" --\
+                                                           admit(proof) --> 200 and the proof, or 400
+    ipc, NULL: uid of the peer's process --> "uid:<uid>" --/
+
+Each message of a connection then carries its proof as `User-Id`. Sockets without the domain are never asked about. All
+others have it enforced, so without this thread no client comes in: it starts before any of them is bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils import z85
+
+from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
+
+__all__ = ["DOMAIN", "ENDPOINT", "ZapThread"]
+
+_log = logging.getLogger(__name__)
+
+DOMAIN = b"danube"
+ENDPOINT = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks; fixed by ZAP."""
+_VERSION = b"1.0"
+_ADMITTED, _REFUSED = (b"200", b"OK"), (b"400", b"refused")
+_UNKNOWN = b"500", b"ask again"
+_NULL, _CURVE = b"NULL", b"CURVE"
+_HEAD_PARTS = 6
+"""Version, request id, domain, address, routing id, mechanism; the credentials follow."""
+_PART_BYTES_MAX = 255
+_KEY_BYTES = 32
+_NUMBER = rb"(?:0|[1-9][0-9]{0,9})"
+_IPC_ADDRESS = re.compile(rb"localhost:(%s):%s:%s" % (_NUMBER, _NUMBER, _NUMBER))
+"""What libzmq 4.3 says of a peer on ipc, path or abstract: "localhost:<uid>:<gid>:<pid>", as SO_PEERCRED has them.
+Peers on tcp are numbers, "127.0.0.1" or "::1", without a port, and never begin so."""
+_UID_MAX = (1 << 32) - 2
+"""The number above is not a user."""
+_START_SECONDS = 10.0
+_STOP_SECONDS = 10.0
+_LOG_SECONDS = 60.0
+
+
+class ZapThread:
+    """Answers ZeroMQ for all sockets of one context. `start` and `stop` are called by its owner's thread."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], admit: Callable[[str], bool]
+    ) -> None:
+        """`admit`: whether who has proved that may connect; called in the thread. If it raises, the answer is no."""
+        self._context, self._admit = context, admit
+        self._bound = threading.Event()
+        self._fault: zmq.ZMQError | None = None
+        self._stop_fd = -1
+        self._logged = -_LOG_SECONDS
+        self._thread = threading.Thread(target=self._run, name="zap", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers. If it does not, no client is admitted any more."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to answer, once; afterwards sockets may be bound. Raises FailedPrecondition, Unavailable."""
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread.start()
+        is_bound = self._bound.wait(_START_SECONDS)
+        if self._fault is not None:
+            self.stop()
+            raise FailedPrecondition(
+                f"cannot answer ZeroMQ's questions of who may connect: {self._fault}; use one ZapThread in a context"
+            ) from self._fault
+        if not is_bound:
+            raise Unavailable(
+                f"the ZAP thread was not ready in {_START_SECONDS:.0f} s; start again"
+            )
+
+    def stop(self) -> None:
+        """Answer no more: no client is admitted from now on. Call it before the context is destroyed."""
+        if self._stop_fd < 0:
+            return
+        os.eventfd_write(self._stop_fd, 1)
+        self._thread.join(_STOP_SECONDS)
+        if (
+            self._thread.is_alive()
+        ):  # in `admit`; its socket is closed with the context, which ends it
+            _log.warning("the ZAP thread has not ended in %.0f s", _STOP_SECONDS)
+            return
+        os.close(self._stop_fd)
+        self._stop_fd = -1
+
+    # ------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        try:
+            socket = self._context.socket(zmq.REP)
+        except zmq.ZMQError as error:
+            self._fault = error
+            self._bound.set()
+            return
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(ENDPOINT)
+            self._bound.set()
+            self._serve(socket)
+        except zmq.ZMQError as error:
+            if self._bound.is_set():
+                _log.warning("the ZAP thread ends, no client is admitted any more: %s", error)
+            self._fault = error
+        finally:
+            # to close it alone frees the endpoint a moment later
+            with contextlib.suppress(zmq.ZMQError):
+                socket.unbind(ENDPOINT)
+            socket.close(0)
+            self._bound.set()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+        """Answer requests until `stop`."""
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._stop_fd, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stop_fd in ready:
+                return
+            if socket in ready:
+                socket.send_multipart(self._answer(socket.recv_multipart()))
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        """Make the reply to a request, whatever it is."""
+        number = request[1] if len(request) > 1 and len(request[1]) <= _PART_BYTES_MAX else b""
+        proof = _proof_in(request)
+        is_admitted = proof != "" and self._asks(proof)
+        code, text = _ADMITTED if is_admitted else _UNKNOWN if is_admitted is None else _REFUSED
+        return [_VERSION, number, code, text, proof.encode() if is_admitted else b"", b""]
+
+    def _asks(self, proof: str) -> bool | None:
+        """Whether a client may connect; None: that cannot be told now, so it asks again."""
+        try:
+            return self._admit(proof) is True
+        except DanubeError:
+            return None
+        except Exception:
+            now = time.monotonic()
+            if now - self._logged >= _LOG_SECONDS:
+                self._logged = now
+                _log.exception("a client was refused, as looking it up failed")
+            return None
+
+
+def _proof_in(request: list[bytes]) -> str:
+    """Find what a request of ZAP proves; empty if it is malformed, or proves nothing."""
+    if len(request) < _HEAD_PARTS or max(map(len, request)) > _PART_BYTES_MAX:
+        return ""
+    version, _, domain, address, _, mechanism, *credentials = request
+    if version != _VERSION or domain != DOMAIN:
+        return ""
+    if mechanism == _CURVE and [len(part) for part in credentials] == [_KEY_BYTES]:
+        return f"curve:{z85.encode(credentials[0]).decode()}"
+    if mechanism == _NULL and not credentials:
+        match = _IPC_ADDRESS.fullmatch(address)
+        if match is not None and int(match[1]) <= _UID_MAX:
+            return f"uid:{int(match[1])}"
+    return ""

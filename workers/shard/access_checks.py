@@ -1,0 +1,123 @@
+"""Look again at all that clients have open when rights change, or credentials end.
+
+    change, or a second --> pass: sessions --gone?--> closed, with its rings
+                                  producers, consumers --no right any more?--> closed, the client is told
+
+A pass goes in slices, so that 10,000 clients do not stop the loop. What has begun before a change is begun anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from danube_fast.broker.admission.layout import SESSION_ARRIVED, ProducerWord
+from danube_fast.broker.subscription.consumer import Parting
+from danube_fast.clock import SECOND_NS
+from danube_fast.errors import PermissionDenied
+from danube_fast.net.session import Session
+from danube_fast.types import Permission
+from danube_fast.workers.process.access import Access
+from danube_fast.workers.process.security_copy import SecurityCopy
+from danube_fast.workers.shard.deliver.consumers import Consumers
+from danube_fast.workers.shard.job import Job
+from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.transports import Transports
+
+__all__ = ["AccessChecks", "subscription_resource"]
+
+CHECKS_PER_SLICE = 200
+EXPIRY_NS = SECOND_NS
+"""How often credentials are looked at that end by themselves."""
+_REVOKED = "the right to do this was taken away; ask an administrator of the broker"
+
+
+def subscription_resource(topic: str, subscription: str) -> str:
+    """Name what a consumer needs its right on."""
+    return f"{topic}#{subscription}" if subscription else topic
+
+
+class AccessChecks(Job):
+    """Check the sessions, producers and consumers of one worker against its copy of the records."""
+
+    def __init__(
+        self, state: ShardState, access: Access, copy: SecurityCopy, consumers: Consumers,
+        transports: Transports,
+    ) -> None:  # fmt: skip
+        self._state, self._access, self._copy = state, access, copy
+        self._consumers, self._transports = consumers, transports
+        self._version = (-1, 0)
+        self._next_ns = 0
+        self._pass: Iterator[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a pass is under way."""
+        return self._pass is not None or self._version != self._newest
+
+    @property
+    def _newest(self) -> tuple[int, int]:
+        """Return which state the copy has: its version, and how often it was read whole."""
+        return self._access.policy.version, self._access.loads
+
+    def do_work(self, now_ns: int) -> None:
+        """Do a slice of the pass that is under way, or begin one if it is time."""
+        self._copy.do_work(now_ns)
+        version = self._newest
+        if version != self._version or (self._pass is None and now_ns >= self._next_ns):
+            is_changed, self._version = version != self._version, version
+            self._next_ns = now_ns + EXPIRY_NS
+            self._pass = self._check_all(handles=is_changed)
+        if self._pass is not None:
+            for _ in range(CHECKS_PER_SLICE):
+                if next(self._pass, self) is self:
+                    self._pass = None
+                    return
+
+    def _check_all(self, *, handles: bool) -> Iterator[None]:
+        """Check everything, one thing with each step; of the sessions alone without `handles`."""
+        for session in self._state.sessions:
+            if not session.closed and self._access.principal_of(session.proof) != session.principal:
+                self._revoke(session)
+            elif handles:
+                yield from self._check_consumers(session)
+            yield
+        if handles:
+            yield from self._check_producers()
+
+    def _check_consumers(self, session: Session) -> Iterator[None]:
+        for number in list(session.consumers):
+            consumer = session.consumers.get(number)
+            if consumer is None:
+                continue
+            sub = consumer.subscription
+            partition = self._state.partition(sub.partition_id)
+            if partition is None:
+                continue
+            resource = subscription_resource(partition.topic, sub.name)
+            if not self._access.permits(session.principal, Permission.CONSUME, resource):
+                self._consumers.close(session, consumer, code=PermissionDenied.code, text=_REVOKED)
+            yield
+
+    def _check_producers(self) -> Iterator[None]:
+        """Close producers whose session may not publish to their topic any more: with its next publish the client opens it
+        again, and is refused."""
+        tables = self._state.tables
+        producers = tables.producers
+        for slot in np.flatnonzero(producers[:, ProducerWord.SESSION] > 0).tolist():
+            number = int(tables.producers[slot, ProducerWord.SESSION])
+            session = self._state.sessions.by_number(number)
+            partition = self._state.partition(
+                int(tables.producers[slot, ProducerWord.PARTITION_ID])
+            )
+            if session is None or partition is None:
+                continue
+            if not self._access.permits(session.principal, Permission.PRODUCE, partition.topic):
+                tables.producers[slot, ProducerWord.SESSION] = SESSION_ARRIVED
+            yield
+
+    def _revoke(self, session: Session) -> None:
+        """End a session whose principal is not what its proof names: what was queued for it is dropped."""
+        self._consumers.close_session(session, Parting.LOST)
+        self._transports.revoke(session.identity)
