@@ -132,7 +132,7 @@ class Core:
         if not bootstrap.is_open:
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "
-                "`danube-fast serve`, or check the address"
+                "`danube-fast serve`, or check the address; one that asks who you are needs server_key="
             )
 
     def publish_steps(
