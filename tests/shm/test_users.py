@@ -125,6 +125,7 @@ class Ends:
 
     def __init__(self, endpoint: str, users: set[int]) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.setsockopt(zmq.LINGER, 0)  # of all its sockets: nothing keeps it from its end
         self.router = self.context.socket(zmq.ROUTER)
         self.router.bind(endpoint)
         dealer = self.context.socket(zmq.DEALER)
