@@ -159,7 +159,7 @@ def _file_system(place: Path, root: Path) -> Finding:
 
 def _sync_time(place: Path) -> Finding:
     """How long a durable write of 4 KiB takes, in each way that there is, into a file without a name."""
-    from danube_fast.wal.durable import Way, best_way, probe_disk
+    from danube_fast.wal.durable_writes import Way, best_way, probe_disk
 
     times = probe_disk(place, SYNC_PROBES, SYNC_SECONDS_MAX)
     if Way.FDATASYNC not in times:

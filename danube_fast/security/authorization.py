@@ -1,7 +1,7 @@
 """The one question every command asks before it does anything: may this principal do that here?
 
-Until roles and bindings exist all clients may do everything; the question is asked all the same, so
-that no command has to be found and changed on the day they do.
+A secured broker answers by roles and bindings (`policy.py`); without security all clients may do everything, and are
+asked all the same, so that no command is forgotten.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ def _read_private(path: Path) -> str:
         if found.st_mode & _OTHERS:
             raise FailedPrecondition(
                 f"other users may read or write the key file {path} (mode "
-                f"{stat.S_IMODE(found.st_mode):04o}): chmod 600 it, and make a new pair if they may have read it"
+                f"{stat.S_IMODE(found.st_mode):04o}): run `chmod 600 {path}`, and make a new pair if they may have read "
+                "it"
             )
         content = os.read(fd, _FILE_BYTES_MAX + 1)
     finally:

@@ -30,7 +30,7 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.layout import HEADER_BYTES, At
 from danube_fast.wal.background import Sync
-from danube_fast.wal.durable import DURABLE_BYTES_MAX, Way, choose_way
+from danube_fast.wal.durable_writes import DURABLE_BYTES_MAX, Way, choose_way
 from danube_fast.wal.layout import (
     GROUP_ALIGNMENT,
     SEGMENT_HEADER_BYTES,

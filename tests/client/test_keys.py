@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 import danube_fast
-from danube_fast.client.link.keys import is_key, read_keys
 from danube_fast.client.link.trust import Trust, trust_of
+from danube_fast.security.curve import KeyPair, is_public_key, read_key_file
 
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
 OTHER = zmq.curve_keypair()[0].decode()
@@ -28,24 +28,24 @@ def key_file(folder: Path, text: str | None = None, mode: int = 0o600) -> Path:
 
 
 def test_a_key_file_is_read(tmp_path: Path) -> None:
-    assert read_keys(key_file(tmp_path)) == (PUBLIC, SECRET)
+    assert read_key_file(key_file(tmp_path)) == KeyPair(PUBLIC, SECRET)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601, 0o700 | 0o010])
 def test_a_key_file_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
     path = key_file(tmp_path, mode=mode)
     with pytest.raises(danube_fast.FailedPrecondition, match=f"chmod 600 {path}"):
-        read_keys(path)
+        read_key_file(path)
 
 
 def test_a_key_file_is_a_file(tmp_path: Path) -> None:
-    with pytest.raises(danube_fast.FailedPrecondition, match="cannot read the key file"):
-        read_keys(tmp_path / "none")
-    with pytest.raises(danube_fast.FailedPrecondition, match="no regular file"):
-        read_keys(tmp_path)
+    with pytest.raises(danube_fast.FailedPrecondition, match="there is no key file"):
+        read_key_file(tmp_path / "none")
+    with pytest.raises(danube_fast.InvalidArgument, match="is not a file"):
+        read_key_file(tmp_path)
     os.mkfifo(tmp_path / "fifo", 0o600)
-    with pytest.raises(danube_fast.FailedPrecondition, match="no regular file"):
-        read_keys(tmp_path / "fifo")
+    with pytest.raises(danube_fast.InvalidArgument, match="is not a file"):
+        read_key_file(tmp_path / "fifo")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_key_file_is_a_file(tmp_path: Path) -> None:
 )
 def test_a_key_file_without_a_key_pair(tmp_path: Path, text: str) -> None:
     with pytest.raises(danube_fast.InvalidArgument) as found:
-        read_keys(key_file(tmp_path, text))
+        read_key_file(key_file(tmp_path, text))
     assert SECRET[:10] not in str(found.value) and found.value.__cause__ is None
 
 
@@ -74,11 +74,11 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = key_file(tmp_path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(danube_fast.InvalidArgument, match="is no key file"):
-        read_keys(path)
+        read_key_file(path)
 
 
 def test_keys_are_z85() -> None:
-    assert is_key(PUBLIC)
+    assert is_public_key(PUBLIC)
     for text in (
         "",
         PUBLIC[:-1],
@@ -86,11 +86,8 @@ def test_keys_are_z85() -> None:
         "~" * 40,
         "%" * 40,
         "\u0660" * 40,
-        5,
-        None,
-        b"0" * 40,
     ):
-        assert not is_key(text), text
+        assert not is_public_key(text), text
 
 
 def test_a_secret_is_never_shown(tmp_path: Path) -> None:
@@ -125,7 +122,7 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"server_key": "x", "key_file": "FILE"}, danube_fast.InvalidArgument, "40 characters of Z85"),
     ({"server_key": b"x", "key_file": "FILE"}, danube_fast.InvalidArgument, "40 characters"),
     ({"server_key": OTHER, "key_file": 5}, danube_fast.InvalidArgument, "path of a file"),
-    ({"server_key": OTHER, "key_file": "/none"}, danube_fast.FailedPrecondition, "cannot read"),
+    ({"server_key": OTHER, "key_file": "/none"}, danube_fast.FailedPrecondition, "no key file"),
     ({"server_key": OTHER, "key_file": "FILE"}, danube_fast.Unavailable, "no broker answers"),
     ({"server_uid": "root"}, danube_fast.InvalidArgument, "server_uid"),
     ({"server_uid": 77}, danube_fast.Unavailable, "no broker answers"),

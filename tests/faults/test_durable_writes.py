@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from danube_fast.wal.durable import Way
+from danube_fast.wal.durable_writes import Way
 from tests.faults.power import Recording
 from tests.faults.rig import SEGMENTS, Disk, FaultyServer, Word, read_all
 

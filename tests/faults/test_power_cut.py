@@ -24,7 +24,7 @@ import pytest
 
 from danube_fast.errors import Internal, ResourceExhausted, Unavailable
 from danube_fast.net.protocol import Status
-from danube_fast.wal.durable import Way
+from danube_fast.wal.durable_writes import Way
 from danube_fast.wal.layout import position_from_name
 from tests.crash.payloads import ident_of, number_of, payload_of
 from tests.faults.power import Kind, Recording

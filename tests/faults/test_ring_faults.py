@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import DeadlineExceeded, Internal, ResourceExhausted
-from danube_fast.wal.durable import Way
+from danube_fast.wal.durable_writes import Way
 from tests.faults.rig import SEGMENTS, Background, Disk, FaultyServer, Word, read_all
 from tests.faults.ring_rig import FLEETING, FSYNC, MEMORY, OS, RingLoad
 from tests.workers.broker import wait_until

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from danube_fast.frame.kernel import direct
-from danube_fast.wal.durable import Way, best_way, choose_way, probe_disk
+from danube_fast.wal.durable_writes import Way, best_way, choose_way, probe_disk
 from danube_fast.wal.sync import SyncThread, queue_write
 
 BOTH, ONE, DIRECT = Way.FDATASYNC, Way.DSYNC, Way.DIRECT

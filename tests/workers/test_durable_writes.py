@@ -12,7 +12,7 @@ import pytest
 
 from danube_fast.frame.kernel import direct
 from danube_fast.wal.appender import Lent
-from danube_fast.wal.durable import DURABLE_BYTES_MAX, Way
+from danube_fast.wal.durable_writes import DURABLE_BYTES_MAX, Way
 from danube_fast.wal.layout import GROUP_ALIGNMENT
 from danube_fast.wal.sync import _AT_SIZE, SyncThread
 from danube_fast.workers.shard.publish.serve_kernel import is_due

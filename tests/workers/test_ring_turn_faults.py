@@ -13,7 +13,7 @@ import pytest
 from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.errors import Internal
 from danube_fast.wal import appender
-from danube_fast.wal.durable import Way
+from danube_fast.wal.durable_writes import Way
 from danube_fast.wal.writer import WriteFault
 from danube_fast.workers.shard.publish.turn_layout import JobWord, OutletKind
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client

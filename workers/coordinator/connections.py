@@ -38,7 +38,7 @@ class Connections:
         self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, host_id: str,
         environment: Environment, secured: SecureTransport | None = None,
     ) -> None:  # fmt: skip
-        """`secured`: of a secured broker."""
+        """`secured`: what proves who connects; None: no client is asked."""
         self._access = None if secured is None else secured.access
         self.server = environment.make_server(context, settings, secured)
         self.sessions = Sessions(settings, environment.new_token)

@@ -40,11 +40,13 @@ _log = logging.getLogger(__name__)
 PREFIX = "/security/"
 PAGE_RECORDS = 500
 CONFIRM_NS = 5 * SECOND_NS
+COMMANDS = {"principal": "users", "credential": "keys", "role": "roles", "binding": "bindings"}
+"""Kinds of records, and the commands of `danube-fast security` about them."""
 _decoder = msgspec.json.Decoder(Record)
 
 
 def _place_of(key: str) -> str:
-    """Where the store keeps a record; names have characters that its paths do not take."""
+    """Return the path of a record in the store; names have characters that paths do not take."""
     kind, _, name = key.partition("/")
     return f"{PREFIX}{kind}/{name.encode().hex()}"
 
@@ -210,7 +212,8 @@ class SecurityDirectory:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument."""
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
-            raise NotFound(f"there is no {kind} {name}; see: danube-fast security list {kind}")
+            group = COMMANDS.get(kind, "users")
+            raise NotFound(f"there is no {kind} {name}; see: danube-fast security {group} list")
         keys = [key]
         if kind == "principal":
             # what is left behind would come to life with the next principal of that name
@@ -225,7 +228,7 @@ class SecurityDirectory:
 
     def describe(self, kind: str, after: str, limit: int) -> list[dict[str, Any]]:
         """List records of a kind behind a name, as maps. Raises InvalidArgument."""
-        if kind not in ("role", "binding", "principal", "credential"):
+        if kind not in COMMANDS:
             raise InvalidArgument(
                 f"{kind!r} is no kind of records; write role, binding, principal or credential"
             )

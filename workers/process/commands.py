@@ -89,9 +89,7 @@ class Commands:
     def _greet(self, identity: bytes, command: p.Hello, now_ns: int, proof: str) -> None:
         try:
             answer: p.ServerCommand = self._greeter.greet(identity, command, now_ns, proof)
-        except (
-            Exception
-        ) as error:  # of an Authenticator, perhaps: it must not end the others' sessions
+        except Exception as error:  # an Authenticator's, perhaps: the other sessions go on
             _log.exception("HELLO failed")
             text = f"HELLO failed: {error!r}; see the broker's log"
             answer = p.Error(command.request, Internal.code, text)

@@ -105,7 +105,7 @@ class Environment:
     def make_server(
         self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, secured: SecureTransport | None = None
     ) -> Server:  # fmt: skip
-        """Make the socket that clients connect to, not bound yet; `secured`: of a secured broker."""
+        """Make the socket that clients connect to, not bound yet. `secured`: what proves who connects; None: no client is asked."""
         return Server(
             context,
             message_bytes_max=message_bytes_max(settings),

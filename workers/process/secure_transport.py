@@ -31,7 +31,7 @@ class SecureTransport:
     def make(
         cls, settings: Settings, data_dir: Path, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
     ) -> SecureTransport | None:  # fmt: skip
-        """Read the broker's key; None if security is off. Raises FailedPrecondition if the broker's key cannot be read."""
+        """Make it with the broker's key pair; None if security is off. Raises FailedPrecondition, InvalidArgument."""
         if settings.auth == "none":
             return None
         access = Access(clock)
@@ -48,4 +48,5 @@ class SecureTransport:
 
     def admits_user(self, user: int) -> bool:
         """Whether a local user may have rings."""
-        return self.access.is_fresh and self.access.admits(f"uid:{user}")
+        access = self.access
+        return access.is_fresh and access.principal_of(f"uid:{user}") is not None

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 ASK_TIMEOUT_MS = 5000
 RETRY_NS = SECOND_NS
 POLL_MS = 50
+PAGE_RECORDS = 1000
+RESTART_NS = 50 * MILLISECOND_NS
+"""A coordinator that has just started again is asked so much later: it reads its records first."""
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -89,7 +92,7 @@ class SecurityCopy:
 
     def _end(self, version: int, seen: set[str]) -> None:
         self._seen, policy, after = None, self._policy, ""
-        while page := policy.page(after, 1000):
+        while page := policy.page(after, PAGE_RECORDS):
             after = key_of(page[-1])
             for record in page:
                 if key_of(record) not in seen:
@@ -132,4 +135,4 @@ class SecurityCopy:
 
     def _peer_restarted(self, peer: int, epoch: int) -> None:
         if peer == COORDINATOR:
-            self._failed_ns = self._boot.clock.monotonic_ns() - RETRY_NS + 50 * MILLISECOND_NS
+            self._failed_ns = self._boot.clock.monotonic_ns() - RETRY_NS + RESTART_NS

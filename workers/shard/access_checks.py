@@ -3,7 +3,8 @@
     change, or a second --> pass: sessions --gone?--> closed, with its rings
                                   producers, consumers --no right any more?--> closed, the client is told
 
-A pass goes in slices, so that 10,000 clients do not stop the loop. What has begun before a change is begun anew.
+A pass goes in slices, so that 10,000 clients do not stop the loop. One that is under way when rights change goes on to its
+end, and another one follows: however often they change, each client is looked at within two passes.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class AccessChecks(Job):
         """Do a slice of the pass that is under way, or begin one if it is time."""
         self._copy.do_work(now_ns)
         version = self._newest
-        if version != self._version or (self._pass is None and now_ns >= self._next_ns):
+        if self._pass is None and (version != self._version or now_ns >= self._next_ns):
             is_changed, self._version = version != self._version, version
             self._next_ns = now_ns + EXPIRY_NS
             self._pass = self._check_all(handles=is_changed)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from danube_fast.checks import check_whole
-from danube_fast.client.link.keys import is_key, read_keys
 from danube_fast.errors import InvalidArgument
+from danube_fast.security.curve import is_public_key, read_key_file
 
 __all__ = ["Trust", "trust_of"]
 
@@ -52,7 +52,9 @@ def trust_of(server_key: str | None, key_file: str | Path | None, server_uid: in
                 "characters of Z85"
             )
         return Trust(users=frozenset(users), is_secured=server_uid is not None)
-    if not is_key(server_key):  # not repeated: perhaps the wrong half of a pair
+    if not (
+        isinstance(server_key, str) and is_public_key(server_key)
+    ):  # not repeated: perhaps the wrong half of a pair
         raise InvalidArgument(
             "server_key= is not the public key of a broker, which is 40 characters of Z85"
         )
@@ -63,5 +65,5 @@ def trust_of(server_key: str | None, key_file: str | Path | None, server_uid: in
         )
     if not isinstance(key_file, str | Path):
         raise InvalidArgument("key_file= is the path of a file")
-    public, secret = read_keys(Path(key_file))
-    return Trust(server_key, public, secret, frozenset(users), is_secured=True)
+    pair = read_key_file(Path(key_file))
+    return Trust(server_key, pair.public, pair.secret, frozenset(users), is_secured=True)

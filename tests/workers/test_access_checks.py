@@ -1,0 +1,58 @@
+"""Passes over what clients have open: every client is reached, however often rights change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from danube_fast.clock import MILLISECOND_NS, SystemClock
+from danube_fast.security.records import Credential, Principal
+from danube_fast.workers.process.access import Access
+from danube_fast.workers.shard.access_checks import CHECKS_PER_SLICE, AccessChecks
+
+SESSIONS = 5 * CHECKS_PER_SLICE
+TICK_NS = 10 * MILLISECOND_NS
+
+
+class Worker:
+    """As much of a worker as the checks need: sessions of one principal, and who was sent away."""
+
+    def __init__(self) -> None:
+        self.access = Access(SystemClock())
+        self.access.policy.put(Principal(name="pia"))
+        self.access.policy.put(Credential(credential="uid:7", principal="pia"))
+        self.ended: set[int] = set()
+        self.sessions = [
+            SimpleNamespace(number=n, closed=False, proof="uid:7", principal="pia", consumers={}, identity=b"")
+            for n in range(SESSIONS)
+        ]  # fmt: skip
+        state: Any = SimpleNamespace(sessions=self.sessions, tables=SimpleNamespace(producers=None))
+        ends: Any = SimpleNamespace(close_session=self._close, revoke=lambda identity: None)
+        copy: Any = SimpleNamespace(do_work=lambda now_ns: None)
+        self.checks = AccessChecks(state, self.access, copy, ends, ends)
+        self.checks._check_producers = lambda: iter(())  # type: ignore[method-assign]
+        self.now_ns = 0
+
+    def _close(self, session: Any, how: Any) -> None:
+        self.ended.add(session.number)
+        session.closed = True
+
+    def tick(self) -> None:
+        self.now_ns += TICK_NS
+        self.checks.do_work(self.now_ns)
+
+
+@pytest.mark.parametrize("changes_on", [False, True])
+def test_a_revoked_key_ends_all_its_sessions_however_often_rights_change(changes_on: bool) -> None:
+    worker = Worker()
+    for _ in range(2 * SESSIONS // CHECKS_PER_SLICE + 2):
+        worker.tick()
+    assert not worker.ended
+    worker.access.policy.remove("credential/uid:7")
+    worker.access.policy.version += 1
+    for _ in range(2 * SESSIONS // CHECKS_PER_SLICE + 4):  # two passes
+        worker.tick()
+        worker.access.policy.version += changes_on
+    assert len(worker.ended) == SESSIONS
