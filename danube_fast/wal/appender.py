@@ -268,7 +268,8 @@ class Appender:
                 return lent
         except OSError:
             return None  # the next write of the loop says why
-        return Lent(*lent[:-3], DURABLE_BYTES_MAX, *durable)
+        fd, flags = durable
+        return lent._replace(durable_bytes=DURABLE_BYTES_MAX, durable_fd=fd, durable_flags=flags)
 
     def take_back(
         self, end_position: int, queued_position: int, held: Held, *, is_torn: bool
