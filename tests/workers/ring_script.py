@@ -17,7 +17,7 @@ from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.layout import Codec
 from danube_fast.frame.pack import encode_frame
 from tests.workers.ring_client import Frozen, RingClient, fresh_endpoint, ring_client
-from tests.workers.shard_faults import HeldSyncs
+from tests.workers.shard_faults import HeldSyncs, wait
 from tests.workers.shard_rig import Rig
 
 CLIENTS = 3
@@ -117,6 +117,7 @@ class Side:
             self.clients[action.client].socket.send_multipart([head, *parts])
         self._turn_until_quiet("the round", synced=False)
         disk.release()
+        self._wait_for_the_disk()
         self._turn_until_quiet("the round's syncs", synced=True)
 
     def _turn_until_quiet(self, what: str, *, synced: bool) -> None:
@@ -185,11 +186,9 @@ class Side:
         self.rig.turn(is_answered, "the answer to a PING")
 
     def _wait_for_the_disk(self) -> None:
-        """Let the syncs that are queued end."""
+        """Let the syncs that are queued end, all of them: a turn that sees a part of them answers in another order."""
         syncs = self.rig.worker.state.logs[0].syncs
-        for _ in range(1_000_000):
-            if not syncs.backlog:
-                return
+        wait(lambda: not syncs.backlog, "the end of the syncs")
 
     def _hear(self, number: int) -> int:
         """Keep what came for a client: its answers one by one, deliveries by consumer."""
