@@ -103,19 +103,23 @@ class Server:
     def bind(self, host: str, port: int, ipc_endpoint: str) -> int:
         """Listen on tcp (`port` 0: chosen by the system) and on ipc; returns the tcp port.
 
-        Raises Unavailable when the address is taken.
+        An ipc name that another process has is waited for: any user of the host may take it while a worker is down, and
+        clients have tcp meanwhile. Raises Unavailable when the tcp address is taken.
         """
         try:
             self._bind_tcp(f"tcp://{host}:{port or '*'}")
             bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)
-            if ipc_endpoint:
-                self.socket.bind(ipc_endpoint)
-                self._ipc_endpoint, self._ipc_is_open = ipc_endpoint, True
         except zmq.ZMQError as error:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error}; choose another port with --listen, or "
                 "stop what uses this one"
             ) from error
+        self._ipc_endpoint = ipc_endpoint
+        if ipc_endpoint and not self._bind_ipc():
+            _log.warning(
+                "another process listens at %s: there are no ipc connections until it ends",
+                ipc_endpoint,
+            )
         text = bound.decode() if isinstance(bound, bytes) else str(bound)
         return int(text.rstrip("\0").rsplit(":", 1)[1])
 
@@ -132,6 +136,13 @@ class Server:
         finally:
             self.socket.setsockopt(zmq.CURVE_SERVER, 0)
 
+    def _bind_ipc(self) -> bool:
+        """Listen on ipc; False while the name is taken."""
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.bind(self._ipc_endpoint)
+            self._ipc_is_open = True
+        return self._ipc_is_open
+
     def mind_descriptors(self) -> None:
         """Take no new ipc connections while half of the descriptors are in use; call it often.
 
@@ -143,17 +154,16 @@ class Server:
             return
         limit = descriptor_limit()
         used = lowest_free_descriptor()
-        with contextlib.suppress(zmq.ZMQError):  # the address is free again a moment later
-            if self._ipc_is_open and used > limit // 2:
-                self._ipc_is_open = False
-                _log.warning(
-                    "%d of %d file descriptors are in use: no new ipc connections until fewer are; "
-                    "raise `ulimit -n`", used, limit,
-                )  # fmt: skip
+        if self._ipc_is_open and used > limit // 2:
+            self._ipc_is_open = False
+            _log.warning(
+                "%d of %d file descriptors are in use: no new ipc connections until fewer are; "
+                "raise `ulimit -n`", used, limit,
+            )  # fmt: skip
+            with contextlib.suppress(zmq.ZMQError):
                 self.socket.unbind(self._ipc_endpoint)
-            elif not self._ipc_is_open and used < limit // 8 * 3:
-                self.socket.bind(self._ipc_endpoint)
-                self._ipc_is_open = True
+        elif not self._ipc_is_open and used < limit // 8 * 3:
+            self._bind_ipc()  # the address is free again a moment later
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame | bytes]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
+import logging
 import os
 import select
 import socket
@@ -33,6 +33,7 @@ import numpy as np
 
 from danube_fast.errors import DanubeError, DataLoss, PermissionDenied, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
+from danube_fast.ring.listener import NO_DESCRIPTORS, RingListener
 from danube_fast.ring.memory import (
     HUGE_PAGE_BYTES,
     create_eventfd,
@@ -44,6 +45,8 @@ from danube_fast.ring.spsc import SpscRing
 
 __all__ = ["Refused", "RingServer", "dial", "knock", "stranger_text", "take"]
 
+_log = logging.getLogger(__name__)
+
 _HEAD = struct.Struct("<4sIQ")
 _OFFER, _OFFER_HUGE, _REFUSAL = b"DFsm", b"DFhu", b"DFno"
 _VERSION = 2
@@ -52,11 +55,9 @@ _GIVEN = 3
 """Descriptors of an offer: memory, bell of the client, pipe to the client."""
 _GIVEN_BYTES = socket.CMSG_LEN(_GIVEN * array.array("i").itemsize)
 _TAKE_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-_NO_DESCRIPTORS = errno.EMFILE, errno.ENFILE
 _NO_DESCRIPTORS_TEXT = "the worker has no file descriptors left; raise `ulimit -n`"
 _TEXT_BYTES_MAX = 1024
 _CREDENTIALS = struct.Struct("iII")
-_BACKLOG = 1024
 _SIDES_MIN = 256
 _IDENTITY = struct.Struct(">BQ")
 _IDENTITY_KIND = 1
@@ -194,7 +195,7 @@ class RingServer:
         """Listen beside `ipc_endpoint`, and refuse all clients if `ring_bytes` is 0.
 
         `huge`: rings of a huge page or more ask for such pages. `admits`: which local users may have rings, by default
-        the broker's own alone. Raises Unavailable if the address is taken.
+        the broker's own alone. Raises Unavailable if it cannot listen there.
         """
         self._admits = admits
         self._ring_bytes = ring_bytes
@@ -217,19 +218,29 @@ class RingServer:
         """Links that have never sent a message, and whether that was so at the last look."""
         self.gone: list[tuple[bytes, bool]] = []
         """Identities of links that are closed, until the owner empties this."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            self._listener.bind(address_beside(ipc_endpoint))
-            self._listener.listen(_BACKLOG)
-        except OSError as error:
-            self._listener.close()
-            raise Unavailable(
-                f"cannot listen beside {ipc_endpoint}: {error}; stop the process that does"
-            ) from error
+        self._endpoint = ipc_endpoint
+        self._listener = RingListener(address_beside(ipc_endpoint))
         self._epoll = select.epoll()
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Given up to take, and refuse, a client for whom no descriptor is left."""
+        self._is_told = False
+        """Whether it was logged that another process has the address."""
+        self.listen()
+
+    def listen(self) -> None:
+        """Listen, unless that is done or another process has the address: any user of the host may take it while the
+        worker is down. Call it often. Raises Unavailable."""
+        if self._listener.is_open:
+            return
+        try:
+            if self._listener.open():
+                self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+            elif not self._is_told:
+                self._is_told = True
+                _log.warning(
+                    "another process listens beside %s: there is no shared memory until it ends",
+                    self._endpoint,
+                )
+        except OSError as error:
+            raise Unavailable(f"cannot listen beside {self._endpoint}: {error}") from error
 
     def __len__(self) -> int:
         return len(self._links)
@@ -288,38 +299,14 @@ class RingServer:
         """Take new clients, signals and ends. Epoll tells of a signal once, so each wakes its link."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                self._accept_all()
+                for sock in self._listener.accept_all(_refuse_without_descriptor):
+                    self._welcome(sock)
                 continue
             identity = self._by_fd[fd]
             self._awake[identity] = None
             if fd != self._links[identity].fileno():
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
-
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno not in _NO_DESCRIPTORS:
-                    return
-                self._refuse_without_descriptor()
-                return
-            sock.setblocking(False)
-            self._welcome(sock)
-
-    def _refuse_without_descriptor(self) -> None:
-        if self._reserve >= 0:
-            os.close(self._reserve)
-        with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
-            _refuse(sock, _NO_DESCRIPTORS_TEXT)
-        try:
-            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # another thread took it; who knocks waits until one is free
-            self._reserve = -1
 
     def _welcome(self, sock: socket.socket) -> None:
         process_id, user, _ = _credentials(sock)
@@ -340,7 +327,7 @@ class RingServer:
         try:
             link = self._offer(sock)
         except (OSError, DanubeError) as error:
-            none_left = isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
+            none_left = isinstance(error, OSError) and error.errno in NO_DESCRIPTORS
             text = f"no memory for rings ({error}); lower shm_ring_bytes"
             _refuse(sock, _NO_DESCRIPTORS_TEXT if none_left else text)
             return
@@ -422,8 +409,6 @@ class RingServer:
             self._close(identity)
         self._epoll.close()
         self._listener.close()
-        if self._reserve >= 0:
-            os.close(self._reserve)
 
     # ------------------------------------------------------------ messages
 
@@ -491,3 +476,7 @@ def _refuse(sock: socket.socket, text: str) -> None:
             _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
             socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
         )
+
+
+def _refuse_without_descriptor(sock: socket.socket) -> None:
+    _refuse(sock, _NO_DESCRIPTORS_TEXT)

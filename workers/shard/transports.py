@@ -140,9 +140,13 @@ class Transports:
         return 0 if link is None or link.slices else link.row
 
     def look_after(self, *, silent: bool) -> None:
-        """Mind the descriptors; if `silent`, close rings whose client has sent nothing since the last time."""
+        """Mind the descriptors and addresses; if `silent`, close rings whose client has sent nothing since the last
+        time."""
         self.server.mind_descriptors()
-        if silent and self.rings is not None:
+        if self.rings is None:
+            return
+        self.rings.listen()
+        if silent:
             self.rings.close_silent()
 
     def take_gone(self) -> list[tuple[bytes, bool]]:
