@@ -37,6 +37,7 @@ ENVIRONMENT_PREFIX = "DANUBE_"
 ENVIRONMENT_OTHERS = frozenset(
     {
         "DANUBE_CONFIG",
+        "DANUBE_CONTEXT",
         "DANUBE_KERNELS",
         "DANUBE_KEY_FILE",
         "DANUBE_MALLOC",
@@ -44,10 +45,14 @@ ENVIRONMENT_OTHERS = frozenset(
         "DANUBE_PLAIN_FRAMES",
         "DANUBE_SERVER_KEY",
         "DANUBE_TEST_RUN",
+        "DANUBE_TLS",
+        "DANUBE_TOKEN_FILE",
         "DANUBE_URL",
     }
 )
 """Variables with our prefix that are no settings."""
+CLIENT_MARK = "://"
+"""DANUBE_SIGN_ON that has it is where clients sign on; without it, as HOST:PORT, it is where a broker serves sign-on."""
 RESEMBLANCE_MIN = 0.75
 """From here on an unknown DANUBE_* variable is taken for a misspelt setting."""
 
@@ -74,8 +79,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     auth: Annotated[str, Meta(pattern="^(none|required)$")] = "none"
     """`required`: clients prove who they are, and may do what roles allow; CURVE on tcp, the kernel's word for local
     users. `none`: all who reach the broker may do everything, so it listens on loopback."""
+    authorizer: str = ""
+    """NAME or NAME:TEXT of an authorizer of another package (entry point group `danube_fast.authorizers`), which can
+    take away what roles allow. Empty: roles alone decide."""
+    sign_on: str = ""
+    """HOST:PORT where clients sign on by HTTPS with an API key or a token, in a process of its own. Needs `auth`,
+    `tls_certificate` and `tls_key`. Empty: there is no sign-on."""
+    tokens: str = ""
+    """TOML file of the issuers whose tokens (JWT) `sign_on` takes. Empty: API keys only."""
+    tls_certificate: str = ""
+    """PEM file with the certificate of the HTTPS ports, and those between it and its CA. With `tls_key` it gives the admin
+    port TLS, and with `auth` the admin port may then be on any address. A changed file is taken within seconds."""
+    tls_key: str = ""
+    """PEM file with the private key of `tls_certificate`, mode 0600 or 0640, without a password."""
+    tls_client_ca: str = ""
+    """PEM file with CAs of clients: their certificates may prove who they are on the HTTPS ports, each when it is
+    registered (`danube-fast security keys add --certificate-of`). Empty: clients are asked for none."""
     insecure: bool = False
     """`auth` is `none` and the broker listens on other addresses than loopback all the same."""
+    audit: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
+    """Administrative changes and denied actions are recorded in `DATA_DIR/audit`: `on`, `off`, or `auto`: where `auth` is
+    `required`. A change that cannot be recorded is refused."""
+    audit_file_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB)] = 64 * MIB
+    """Size of a file of the audit log; a larger one is closed, and another one begun."""
+    audit_files: Annotated[int, Meta(ge=2, le=100_000)] = 16
+    """Files of the audit log that are kept; then the oldest goes."""
 
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
@@ -144,6 +172,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A consuming client that was silent for so long counts as dead: its messages go to others."""
     sessions_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     """Clients of one process."""
+    sessions_per_principal_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Clients of one user at one process; without `auth` all are one user. 0: as many as `sessions_max`."""
     shm_ring_bytes: Annotated[int, Meta(ge=0, le=512 * MIB)] = 4 * MIB
     """Each of the two rings of a client on this host, rounded up to a power of two. 0: no shared memory."""
     shm_clients_max: Annotated[int, Meta(ge=1, le=65_536)] = 256
@@ -185,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # metrics
     metrics_topics_max: Annotated[int, Meta(ge=0, le=1000)] = 100
-    """Topics, and as many subscriptions, that have labels of their own on `/metrics`. 0: none."""
+    """Topics, and as many subscriptions and namespaces, that have labels of their own on `/metrics`. 0: none."""
 
     # processes
     spin_us: Annotated[int, Meta(ge=0, le=10_000)] = 0
@@ -245,6 +275,8 @@ def load_settings(
             values[name] = _typed(name, value, str(file))
             sources[name] = str(file)
     for variable, text in sorted((environment or {}).items()):
+        if variable == "DANUBE_SIGN_ON" and CLIENT_MARK in text:
+            continue
         setting = _setting_of(variable)
         if setting is not None:
             values[setting] = parse_setting(setting, text, variable)
@@ -378,9 +410,47 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     split_address(settings.listen, f"listen ({sources['listen']})")
     if settings.admin:
         split_address(settings.admin, f"admin ({sources['admin']})")
+    _check_tls(settings, sources)
+    _check_sign_on(settings, sources)
     if settings.session_timeout_ms < 2 * settings.heartbeat_ms:
         raise InvalidArgument(
             f"session_timeout_ms ({settings.session_timeout_ms}, {sources['session_timeout_ms']}) "
             f"must be at least twice heartbeat_ms ({settings.heartbeat_ms}, "
             f"{sources['heartbeat_ms']}), or one late heartbeat ends a session; change one of them"
+        )
+
+
+def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Raise InvalidArgument for a certificate without a key and the like."""
+    if bool(settings.tls_certificate) != bool(settings.tls_key):
+        given, missing = "tls_certificate", "tls_key"
+        if settings.tls_key:
+            given, missing = missing, given
+        raise InvalidArgument(
+            f"{given} ({sources[given]}) needs {missing}; set both, or neither for no TLS: `danube-fast security "
+            "new-certificate` makes a pair"
+        )
+    if settings.tls_client_ca and not settings.tls_certificate:
+        raise InvalidArgument(
+            f"tls_client_ca ({sources['tls_client_ca']}) means nothing without TLS; set tls_certificate and tls_key too"
+        )
+
+
+def _check_sign_on(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Raise InvalidArgument for a sign-on that could not be."""
+    if settings.tokens and not settings.sign_on:
+        raise InvalidArgument(
+            f"tokens ({sources['tokens']}) means nothing without sign_on; set sign_on to HOST:PORT too"
+        )
+    if not settings.sign_on:
+        return
+    split_address(settings.sign_on, f"sign_on ({sources['sign_on']})")
+    if settings.auth == "none":
+        raise InvalidArgument(
+            f"sign_on ({sources['sign_on']}) means nothing while no one is asked who they are; set auth to required"
+        )
+    if not settings.tls_certificate:
+        raise InvalidArgument(
+            f"sign_on ({sources['sign_on']}) takes secrets, and only by HTTPS: set tls_certificate and tls_key; "
+            "`danube-fast security new-certificate` makes a pair"
         )

@@ -1,7 +1,7 @@
 """The processes of one broker by role, and who owns a log.
 
-    process   0             1          2     ...   the last
-    role      coordinator   worker 0   worker 1    uploader, if there is a store for history
+    process   0             1          2     ...   behind them
+    role      coordinator   worker 0   worker 1    uploader, if there is a store for history; sign_on, if it has a port
 
 A process is named by its index, everywhere inside; a worker by its number, which is what people see.
 """
@@ -25,6 +25,7 @@ class Role(enum.StrEnum):
     COORDINATOR = "coordinator"
     WORKER = "worker"
     UPLOADER = "uploader"
+    SIGN_ON = "sign_on"
 
 
 class Owner(NamedTuple):
@@ -40,9 +41,12 @@ class Processes(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...]
 
     @classmethod
-    def with_workers(cls, count: int, *, uploader: bool = False) -> Processes:
-        """A coordinator and so many workers; with an `uploader` behind them."""
-        return cls((Role.COORDINATOR, *[Role.WORKER] * count, *[Role.UPLOADER] * uploader))
+    def with_workers(
+        cls, count: int, *, uploader: bool = False, sign_on: bool = False
+    ) -> Processes:
+        """A coordinator and so many workers; with an `uploader` behind them, and the process of `sign_on`."""
+        others = [Role.UPLOADER] * uploader + [Role.SIGN_ON] * sign_on
+        return cls((Role.COORDINATOR, *[Role.WORKER] * count, *others))
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -55,18 +59,19 @@ class Processes(msgspec.Struct, frozen=True):
     @property
     def uploader(self) -> int | None:
         """Process index of the uploader; None if there is none."""
-        return len(self.roles) - 1 if self.roles[-1] is Role.UPLOADER else None
+        return self.roles.index(Role.UPLOADER) if Role.UPLOADER in self.roles else None
 
     @property
     def serving(self) -> list[int]:
-        """Process indexes of those that clients need: all but the uploader."""
-        return [process for process, role in enumerate(self.roles) if role is not Role.UPLOADER]
+        """Process indexes of those that a broker is not ready without: all but the uploader and sign-on."""
+        needed = Role.COORDINATOR, Role.WORKER
+        return [process for process, role in enumerate(self.roles) if role in needed]
 
     def number(self, process: int) -> int:
         """The number of a process among those of its role."""
         return self.roles[:process].count(self.roles[process])
 
     def name(self, process: int) -> str:
-        """coordinator, worker-0, worker-1, ..., uploader"""
+        """coordinator, worker-0, worker-1, ..., uploader, sign_on"""
         role = self.roles[process]
         return f"{role.value}-{self.number(process)}" if role is Role.WORKER else role.value

@@ -18,6 +18,7 @@ import re
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
+    "AUDIT_TOPIC",
     "REPLY_TOPICS",
     "Dispatch",
     "Durability",
@@ -32,6 +33,8 @@ __all__ = [
 
 REPLY_TOPICS = "/system/reply-"
 """Names of reply topics begin so: each belongs to one client."""
+AUDIT_TOPIC = "/system/audit"
+"""Topic of the audit log. Written by the broker alone."""
 
 
 class Dispatch(enum.StrEnum):

@@ -15,6 +15,7 @@ from api_page import attribute_docs
 
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
+from danube_fast.broker.topics.quota import NamespaceQuota
 from danube_fast.checks import amount_text, unit_of
 from danube_fast.client.values import limits
 from danube_fast.config import Settings
@@ -111,6 +112,7 @@ def filled(text: str) -> str:
     tables = {
         "broker": _fields(Settings, "no"),
         "topic": _fields(TopicPolicy, "yes"),
+        "namespace": _fields(NamespaceQuota, "yes"),
         "failure": _fields(FailurePolicy, "yes"),
         "client": _client_table(),
         "variables": _variable_table(),

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from danube_fast.client.client import Client
@@ -120,6 +121,8 @@ class Snapshot(NamedTuple):
     holds: list[str]
     """Keys of the holds on the objects."""
     ranges: list[PartitionRange]
+    topics: Mapping[str, str] = MappingProxyType({})
+    """Topics of the holds that a broker has made."""
 
 
 class Plan(NamedTuple):
@@ -180,9 +183,11 @@ def snapshot_of_broker(client: Client, options: ReadOptions, hold_seconds: int) 
         ]
     except DanubeError:
         for answer in answers:
-            release_quietly(client.admin.release_history_hold, answer["hold"])
+            release = partial(client.admin.release_history_hold, topic=answer["topic"])
+            release_quietly(release, answer["hold"])
         raise
-    return Snapshot(url, [answer["hold"] for answer in answers if answer["hold"]], ranges)
+    held = {answer["hold"]: answer["topic"] for answer in answers if answer["hold"]}
+    return Snapshot(url, list(held), ranges, held)
 
 
 def _is_logged(topic: Mapping[str, Any]) -> bool:
@@ -208,17 +213,20 @@ def held_snapshot(options: ReadOptions, client: Client | None) -> Iterator[Snaps
     try:
         yield snapshot
     finally:
-        release_holds(snapshot.holds, snapshot.store, client)
+        release_holds(snapshot.holds, snapshot.store, client, snapshot.topics)
 
 
-def release_holds(holds: Sequence[str], store: str, client: Client | None) -> None:
+def release_holds(
+    holds: Sequence[str], store: str, client: Client | None, topics: Mapping[str, str]
+) -> None:
     """Give holds on objects of a store back, by the broker if there is a `client`; those where that fails end by
-    themselves."""
+    themselves. `topics`: those of holds that the broker has made."""
     for hold in holds:
         if client is not None:
-            release_quietly(client.admin.release_history_hold, hold)
+            topic = topics.get(hold)
+            release_quietly(partial(client.admin.release_history_hold, topic=topic), hold)
         else:
-            release_quietly(functools.partial(release_hold, open_reading(store)), hold)
+            release_quietly(partial(release_hold, open_reading(store)), hold)
 
 
 def _held_snapshot(options: ReadOptions) -> Snapshot:

@@ -11,6 +11,7 @@ with `failOnDataLoss` false the stream goes on behind them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -73,7 +74,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: Client | None = None
         self._snapshot: Snapshot | None = None
         self._flushed_ns = 0
-        self._holds: list[str] = []
+        self._holds: dict[str, str] = {}
+        """Holds of batches, and their topics."""
         """Of snapshots that a batch is read from."""
         self._target: Offsets | None = None
         """Where a stream of what is there now ends."""
@@ -119,7 +121,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Plan the batch between two offsets. Raises DataLoss if some of it is not there any more."""
         snapshot = self._flush(self._options.hold_seconds)
-        self._holds += snapshot.holds
+        self._holds.update(snapshot.topics)
         known = {(each.topic, str(each.partition)): each for each in snapshot.ranges}
         ranges = []
         for topic, partitions in end.items():
@@ -200,9 +202,10 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _release(self) -> None:
         if self._client is not None:
-            holds, self._holds = self._holds, []
-            for hold in holds:
-                release_quietly(self._client.admin.release_history_hold, hold)
+            holds, self._holds = self._holds, {}
+            for hold, topic in holds.items():
+                release = functools.partial(self._client.admin.release_history_hold, topic=topic)
+                release_quietly(release, hold)
 
     def _leave(self) -> None:
         client, self._client = self._client, None

@@ -265,7 +265,7 @@ WORKER_LAYERS: tuple[tuple[str, ...], ...] = (
     ("shard.move",),
     ("shard.access_checks", "shard.assignments", "shard.commands", "shard.move.log_changes", "shard.operations", "shard.rollback",
      "shard.session_checks", "shard.upkeep", "reports"),
-    ("shard.worker", "coordinator", "uploader"),
+    ("shard.worker", "coordinator", "uploader", "sign_on"),
     ("supervisor",),
 )  # fmt: skip
 """Inside workers, from the bottom: a module imports its own layer and those below. The longest name decides."""

@@ -1,14 +1,14 @@
 """The counters of a broker in the text format of Prometheus.
 
 Every `Counter` becomes `danube_fast_<name>` and every `Histogram` `danube_fast_<name>_seconds`, with the
-label `process`; topics and subscriptions have labels of their own, as many as `metrics_topics_max` says,
+label `process`; topics, subscriptions and namespaces have labels of their own, as many as `metrics_topics_max` says,
 and the rest stands under `OTHER` (tuning.md).
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from danube_fast.admin.view import BrokerView, SubscriptionRow, TopicRow, TopicTable
+from danube_fast.admin.view import BrokerView, NamespaceRow, SubscriptionRow, TopicRow, TopicTable
 from danube_fast.clock import SECOND_NS
 from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, CounterKind, Histogram
 from danube_fast.version import VERSION
@@ -42,6 +42,15 @@ _TOPIC_HELP = {
     TopicRow.MESSAGES_IN: ("messages_in", "messages accepted since the broker knows it"),
     TopicRow.BYTES_IN: ("bytes_in", "bytes of frames accepted"),
     TopicRow.LAG: ("lag_messages", "not acked by the subscription furthest behind"),
+}
+_NAMESPACE_TOTALS = {
+    "messages_in": "messages accepted for all topics of a namespace",
+    "bytes_in": "bytes of frames accepted",
+}
+_NAMESPACE_LEVELS = {
+    "topics": ("topics, reply topics aside", ""),
+    "storage_bytes": ("bytes kept, where a quota bounds them", "namespace_storage_bytes_max"),
+    "handles": ("producers and consumers open, likewise", "namespace_handles_max"),
 }
 _SUBSCRIPTION_HELP = {
     SubscriptionRow.ACKED: ("acked_messages", "acked or given up, from the topic's first on"),
@@ -80,9 +89,11 @@ class _Collector(Collector):
         yield from self._processes()
         yield from self._histograms()
         yield from self._room()
+        yield from self._exposure()
         table = view.topics()
         yield from _topics(table)
         yield from _subscriptions(table, view.wall_seconds)
+        yield from _namespaces(view.namespaces())
 
     def _processes(self) -> Iterable[Metric]:
         up = _family(False, "process_up", "1 if it is ready", ["process"])
@@ -129,6 +140,24 @@ class _Collector(Collector):
             family.add_metric([], float(value))
             yield family
 
+    def _exposure(self) -> Iterable[Metric]:
+        if self._view.exposure is None:
+            return
+        found = self._view.exposure()
+        rows: list[tuple[bool, str, str, float]]
+        rows = [(False, "auth_required", "1 if clients prove who they are", found.is_auth_required)]
+        if found.expires_ns:
+            left = found.expires_ns / SECOND_NS - self._view.wall_seconds
+            rows += [
+                (False, "tls_certificate_expiry_seconds", "until the certificate ends", left),
+                (False, "tls_certificate_stale", "1 if its new files are unusable", found.is_stale),
+                (True, "tls_certificate_reloads", "times new files were taken", found.reloads),
+            ]
+        for is_total, name, text, value in rows:
+            family = _family(is_total, name, text, [])
+            family.add_metric([], float(value))
+            yield family
+
 
 def _family(is_total: bool, name: str, text: str, labels: list[str]) -> Any:
     kind = CounterMetricFamily if is_total else GaugeMetricFamily
@@ -159,6 +188,25 @@ def _subscriptions(table: TopicTable, now: float) -> Iterable[Metric]:
         lag.add_metric(key, max(0.0, now - came) if came else 0.0)
         oldest.add_metric(key, came)
     yield from (lag, oldest)
+
+
+def _namespaces(rows: Mapping[str, NamespaceRow]) -> Iterable[Metric]:
+    for name, text in _NAMESPACE_TOTALS.items():
+        family = _family(True, f"namespace_{name}", text, ["namespace"])
+        for namespace, row in rows.items():
+            family.add_metric([namespace or OTHER], float(getattr(row, name)))
+        yield family
+    for name, (text, bounded_by) in _NAMESPACE_LEVELS.items():
+        family = _family(False, f"namespace_{name}", text, ["namespace"])
+        for namespace, row in rows.items():
+            if namespace and (not bounded_by or bounded_by in row.quota):
+                family.add_metric([namespace], float(getattr(row, name)))
+        yield family
+    family = _family(False, "namespace_quota", "limits by name", ["namespace", "name"])
+    for namespace, row in rows.items():
+        for name, limit in row.quota.items():
+            family.add_metric([namespace, name], float(limit))
+    yield family
 
 
 def render(view: BrokerView) -> bytes:

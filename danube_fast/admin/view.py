@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from danube_fast.broker.answers import ProcessStatus
@@ -12,7 +12,15 @@ from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
 from danube_fast.roles import COORDINATOR, Processes
 
-__all__ = ["BrokerView", "Room", "SubscriptionRow", "TopicRow", "TopicTable"]
+__all__ = [
+    "BrokerView",
+    "Exposure",
+    "NamespaceRow",
+    "Room",
+    "SubscriptionRow",
+    "TopicRow",
+    "TopicTable",
+]
 
 BEAT_AGE_HEALTHY_MS_MAX = 5_000
 
@@ -52,6 +60,18 @@ class TopicTable(NamedTuple):
     acked all."""
 
 
+class NamespaceRow(NamedTuple):
+    """Values of a namespace; its quota by name, as far as there is one."""
+
+    messages_in: int
+    bytes_in: int
+    topics: int = 0
+    storage_bytes: int = 0
+    """Counted if its quota bounds them; so are handles."""
+    handles: int = 0
+    quota: Mapping[str, int] = {}
+
+
 class Room(NamedTuple):
     """Bytes of the disk that holds the data, and of the quota of all logs."""
 
@@ -61,10 +81,22 @@ class Room(NamedTuple):
     quota_left: int
 
 
+class Exposure(NamedTuple):
+    """Whether clients are asked who they are, and the certificate of the HTTPS ports."""
+
+    is_auth_required: bool
+    expires_ns: int = 0
+    """When the certificate ends, wall clock; 0: there is none."""
+    is_stale: bool = False
+    """Whether its files have changed and cannot be used."""
+    reloads: int = 0
+    """How often changed files were taken."""
+
+
 class BrokerView:
     """Read-only view of the control and counter blocks, and of what workers reported.
 
-    `topics` and `room` are called at every scrape, by the thread that answers it; `room` may raise
+    `topics`, `namespaces` and `room` are called at every scrape, by the thread that answers it; `room` may raise
     OSError.
     """
 
@@ -76,9 +108,13 @@ class BrokerView:
         clock: Clock,
         topics: Callable[[], TopicTable] = lambda: TopicTable({}, {}, {}),
         room: Callable[[], Room] | None = None,
+        namespaces: Callable[[], Mapping[str, NamespaceRow]] = dict,
     ) -> None:
         self.topics = topics
         self.room = room
+        self.namespaces = namespaces
+        self.exposure: Callable[[], Exposure] | None = None
+        """Called at every scrape, too; None: not known here."""
         self._processes, self._control = processes, control
         self.counters = counters
         self._clock = clock

@@ -114,6 +114,7 @@ class SubscriptionCounts(_Counts, kw_only=True):
     dead_letter_fault: str
     last_gap: dict[str, Any] | None
     failure_policy: FailurePolicy
+    policy_setter: str
     consumers: list[ConsumerCounts]
 
 
@@ -129,6 +130,8 @@ class SubscriptionTotals(_Counts, kw_only=True):
     lag_seconds: float = 0.0
     last_gap: dict[str, Any] | None = None
     failure_policy: FailurePolicy = FailurePolicy()
+    policy_setter: str = ""
+    """Principal that set it; empty if no one was asked who they are."""
     dead_letter_fault: str = ""
 
     def add(self, counts: SubscriptionCounts, partition: str) -> None:
@@ -138,7 +141,7 @@ class SubscriptionTotals(_Counts, kw_only=True):
         self.lag_seconds = max(self.lag_seconds, counts.lag_seconds)
         gaps = [gap for gap in (self.last_gap, counts.last_gap) if gap]
         self.last_gap = max(gaps, key=lambda gap: gap["time_ns"], default=None)
-        self.failure_policy = counts.failure_policy
+        self.failure_policy, self.policy_setter = counts.failure_policy, counts.policy_setter
         self.dead_letter_fault = self.dead_letter_fault or counts.dead_letter_fault
         self.cursors[partition] = counts.cursor
         for consumer in counts.consumers:
@@ -327,5 +330,17 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     counters: dict[str, int]
     auth: str = "none"
     """`none`: all who reach the broker may do everything; `required`: clients prove who they are."""
+    listen: str = ""
+    """HOST:PORT where clients begin, as it was set."""
+    admin: str = ""
+    """HOST:PORT of the admin port, as it was set; empty: loopback."""
+    tls: bool = False
+    """Whether the admin port speaks HTTPS."""
+    sign_on: str = ""
+    """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
+    server_keys: list[str] = []
+    """Public keys of the broker that clients should pin, the newest first."""
+    audit: str = "off"
+    """`on` or `off`; or why the audit log cannot be written, so that administrative changes are refused."""
     history: HistoryStatus | None = None
     """None: the broker has no store."""

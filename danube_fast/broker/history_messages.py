@@ -314,6 +314,8 @@ class RenewHold(Message, frozen=True):
 
     hold: str
     hold_seconds: int
+    topic: str = ""
+    """A hold of another topic counts as gone; empty: any hold will do."""
     answer = RenewedHold
 
 
@@ -321,6 +323,7 @@ class ReleaseHold(Message, frozen=True):
     """Ask the uploader to give the objects of a hold back; one that is gone already is no error."""
 
     hold: str
+    topic: str = ""
 
 
 class HistoryReport(Message, frozen=True):

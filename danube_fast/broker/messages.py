@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from danube_fast.broker.answers import ClientPage, PartitionCounts, SubscriptionCounts
+from danube_fast.broker.audit_messages import Denied as Denied
+from danube_fast.broker.audit_messages import PublishAudit as PublishAudit
 from danube_fast.broker.history_messages import Backlog as Backlog
 from danube_fast.broker.history_messages import BeginUploader as BeginUploader
 from danube_fast.broker.history_messages import Block as Block
@@ -44,12 +46,16 @@ from danube_fast.broker.history_messages import Runs as Runs
 from danube_fast.broker.history_messages import SetUploaded as SetUploaded
 from danube_fast.broker.history_messages import Uploader as Uploader
 from danube_fast.broker.message import Message as Message
+from danube_fast.broker.security_messages import AddSignOns as AddSignOns
 from danube_fast.broker.security_messages import FindSecurity as FindSecurity
 from danube_fast.broker.security_messages import SecurityChanged as SecurityChanged
 from danube_fast.broker.security_messages import SecurityConfirmed as SecurityConfirmed
 from danube_fast.broker.security_messages import SecurityPage as SecurityPage
+from danube_fast.broker.security_messages import SignOnsAdded as SignOnsAdded
+from danube_fast.broker.security_messages import UseServerKey as UseServerKey
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
+from danube_fast.broker.topics.quota import NO_QUOTA, NamespaceQuota
 
 # ---------------------------------------------------------------- which partitions are a worker's
 
@@ -60,6 +66,8 @@ class Inherited(msgspec.Struct, frozen=True):
     subscription: str
     type: str
     failure_policy: FailurePolicy
+    policy_setter: str = ""
+    """Principal that set the policy."""
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -75,9 +83,13 @@ class Assignment(msgspec.Struct, frozen=True):
     first_offset: int = 0
     owner_epoch: int = 0
     policy: TopicPolicy = TopicPolicy()
+    quota: NamespaceQuota = NO_QUOTA
+    """Of the namespace that the topic is in."""
     subscriptions: list[Inherited] = []
     is_old: bool = False
     """The metadata knew it when the broker started."""
+    owner: str = ""
+    """Principal that made a reply topic; empty for others."""
 
 
 class Assign(Message, frozen=True):
@@ -262,6 +274,8 @@ class FindDeadLetterTopic(Message, frozen=True):
 
     topic: str
     create: bool = True
+    setter: str = ""
+    """Principal that named the topic in a failure policy."""
     answer = TopicPlaces
 
 
@@ -302,6 +316,8 @@ class SetFailurePolicy(Message, frozen=True):
     partition_ids: list[int]
     subscription: str
     values: dict[str, Any]
+    setter: str = ""
+    """Principal that asks for it, in a secured broker."""
     answer = list[FailurePolicy]
 
 
@@ -372,6 +388,29 @@ class StorageFull(Message, frozen=True):
     full: dict[int, str]
 
 
+class NamespaceUse(msgspec.Struct, frozen=True):
+    """Use that a worker makes of one namespace with a quota."""
+
+    storage_bytes: int
+    accepted_bytes: int
+    """Accepted by this worker since the broker's start, counted when `storage_bytes` was."""
+    handles: int
+    is_measured: bool
+    """Sizes of all its partitions were known."""
+
+
+class NamespaceUsed(Message, frozen=True):
+    """Use that a worker makes of namespaces with a quota, by name. A notice."""
+
+    used: dict[str, NamespaceUse]
+
+
+class NamespaceFull(Message, frozen=True):
+    """Why namespaces take no publishes, by name; the others do. A notice."""
+
+    full: dict[str, str]
+
+
 class ReplyTopicsAbandoned(Message, frozen=True):
     """Reply topics without a consumer for longer than they may be. A notice."""
 
@@ -385,6 +424,8 @@ class TopicMetrics(Message, frozen=True):
     subscriptions: list[tuple[str, str, list[int], float]]
     other_topics: list[int]
     other_subscriptions: list[int]
+    namespaces: list[tuple[str, list[int]]] = []
+    """Messages and bytes published; those without a row of their own under the empty name."""
 
 
 class LoadReport(Message, frozen=True):

@@ -59,7 +59,7 @@ class Partition(Tail):
     __slots__ = (
         "_timers", "_turn", "assigned", "breaks", "compacted", "keeps_memory", "last_moved_ns", "last_offset",
         "log_slot", "moving", "moving_epoch", "old_at_ns", "partition_id", "policy", "producer_names",
-        "purged_until", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
+        "purged_until", "quota", "rate", "readers", "refusals", "reliable", "replayed_end", "reserve_block",
         "reserving_until", "resumes_until_ns", "safe_until", "sizes", "sizes_base", "slot", "strict",
         "strict_end", "subscriptions", "switching", "topic", "unaged_until", "unsure_until", "uploaded",
     )  # fmt: skip
@@ -137,6 +137,8 @@ class Partition(Tail):
         """Take over the topic's options as they are now."""
         self.assigned = assigned
         self.policy = assigned.policy
+        self.quota = assigned.quota
+        """Of its namespace."""
         # asked several times for every frame, and names of an enum are slow
         self.reliable = assigned.dispatch == Dispatch.RELIABLE.value
         """Messages are acked, redelivered and never dropped."""
@@ -479,7 +481,9 @@ class Partition(Tail):
             acked = sub.ledger.settled_pairs()
             records.append(Cursor(self.partition_id, sub.name, sub.cursor, acked))
             if sub.policy != FailurePolicy():
-                records.append(PolicySet(self.partition_id, sub.name, sub.policy))
+                records.append(
+                    PolicySet(self.partition_id, sub.name, sub.policy, sub.policy_setter)
+                )
             if sub.pending_gaps:
                 records.append(sub.pending_gaps.record(self.partition_id, sub.name))
         return records

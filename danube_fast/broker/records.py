@@ -14,6 +14,7 @@ import msgspec
 from danube_fast.broker.messages import Assignment
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
+from danube_fast.broker.topics.quota import NO_QUOTA, NamespaceQuota
 
 __all__ = [
     "Acked",
@@ -68,13 +69,15 @@ class PartitionAssigned(_Record, tag=2, frozen=True):
     incarnation: int
     first_offset: int = 0
     policy: TopicPolicy = TopicPolicy()
+    quota: NamespaceQuota = NO_QUOTA
+    owner: str = ""
 
     @classmethod
     def of(cls, entry: Assignment) -> PartitionAssigned:
         """Make the record of what the coordinator says of a partition."""
         return cls(
             entry.partition_id, entry.topic, entry.index, entry.dispatch, entry.durability,
-            entry.incarnation, entry.first_offset, entry.policy,
+            entry.incarnation, entry.first_offset, entry.policy, entry.quota, entry.owner,
         )  # fmt: skip
 
 
@@ -143,11 +146,12 @@ class Acked(_Record, tag=12, frozen=True):
 
 
 class PolicySet(_Record, tag=13, frozen=True):
-    """A subscription's failure policy."""
+    """A subscription's failure policy, and the principal that set it: empty if no one was asked who they are."""
 
     partition_id: int
     name: str
     policy: FailurePolicy
+    setter: str = ""
 
 
 class PartitionState(_Record, tag=10, frozen=True):

@@ -3,6 +3,9 @@
     worker ------ FindSecurity, page by page ----------> coordinator
            <----- SecurityChanged, behind each change ---
            <----- SecurityConfirmed, every few seconds --
+    sign-on ----- AddSignOns ---------------------------> coordinator --SecurityChanged--> all, and their answers
+            <---- answer ------------------------------------'
+           <----- UseServerKey --------------------------
 
 A record is JSON, as the metadata store keeps it (`danube_fast/security/records.py`).
 """
@@ -13,7 +16,15 @@ import msgspec
 
 from danube_fast.broker.message import Message
 
-__all__ = ["FindSecurity", "SecurityChanged", "SecurityConfirmed", "SecurityPage"]
+__all__ = [
+    "AddSignOns",
+    "FindSecurity",
+    "SecurityChanged",
+    "SecurityConfirmed",
+    "SecurityPage",
+    "SignOnsAdded",
+    "UseServerKey",
+]
 
 
 class SecurityPage(msgspec.Struct, frozen=True):
@@ -33,7 +44,8 @@ class FindSecurity(Message, frozen=True):
 
 
 class SecurityChanged(Message, frozen=True):
-    """Tell of a change: records that are new or different, and keys of those that are gone. A notice."""
+    """Tell of a change: records that are new or different, and keys of those that are gone. A notice, or a call that
+    is answered when the copy has the change."""
 
     version: int
     previous: int
@@ -46,3 +58,24 @@ class SecurityConfirmed(Message, frozen=True):
     """Tell that this is the newest version still. A notice."""
 
     version: int
+
+
+class SignOnsAdded(msgspec.Struct, frozen=True):
+    """Outcomes of `AddSignOns`, in its order: the code of an error and its text, or 0."""
+
+    codes: list[int]
+    texts: list[str]
+
+
+class AddSignOns(Message, frozen=True):
+    """Let keys in that tokens and API keys have vouched for, or refuse them one by one; answered when workers know them."""
+
+    records: list[bytes]
+    answer = SignOnsAdded
+
+
+class UseServerKey(Message, frozen=True):
+    """Ask a worker to have the server key that is in use now on its port. Answered with the public key that it has."""
+
+    public: str
+    answer = str

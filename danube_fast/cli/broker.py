@@ -7,13 +7,14 @@ listens and a server that is no broker are told apart at once.
 from __future__ import annotations
 
 import inspect
-import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from danube_fast.cli.context_file import chosen_name, values
+from danube_fast.cli.open_client import open_client
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ask", "asking", "connect"]
 
-CLIENT_NAME = "danube-fast"
 CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
 
@@ -92,20 +92,22 @@ def _try(host: str, port: int) -> None:
 
 
 def connect(url: str, transport: Transport = "auto") -> Any:
-    """Return a client of the broker at `url`; a context manager. DANUBE_SERVER_KEY and DANUBE_KEY_FILE say how to come
-    into a secured one. Raises Unavailable, InvalidArgument, PermissionDenied."""
-    _try_all(url)
-    # Imported here: it loads the kernels, and `--help` must not wait for them.
-    import danube_fast
+    """Return a client of the broker at `url`, or of the context in use if that is empty; a context manager. How to come
+    in is said by the environment, or by the context. Raises Unavailable, InvalidArgument, PermissionDenied."""
+    from danube_fast.errors import DanubeError
 
-    return danube_fast.connect(
-        url,
-        name=CLIENT_NAME,
-        timeout=CONNECT_SECONDS,
-        transport=transport,
-        server_key=os.environ.get("DANUBE_SERVER_KEY") or None,
-        key_file=os.environ.get("DANUBE_KEY_FILE") or None,
-    )
+    found = values()
+    url = url or found["url"].text or DEFAULT_URL
+    try:
+        _try_all(url)
+        return open_client(url, found, CONNECT_SECONDS, transport=transport)
+    except DanubeError as error:
+        name = chosen_name()
+        if not name:
+            raise
+        raise type(error)(
+            f"{error}; the context in use is {name}: danube-fast context show"
+        ) from error
 
 
 class Ask(NamedTuple):
@@ -154,5 +156,5 @@ def asking(
     return enter
 
 
-def _common(*, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputForm.TEXT) -> None:
+def _common(*, url: UrlOption = "", output: OutputOption = OutputForm.TEXT) -> None:
     """The options of every command that asks a broker."""

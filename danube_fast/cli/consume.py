@@ -12,7 +12,6 @@ from danube_fast.cli.broker import connect
 from danube_fast.cli.interrupts import Interrupts, terminable
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.cli.options import (
-    DEFAULT_URL,
     OutputForm,
     OutputOption,
     TransportOption,
@@ -107,7 +106,7 @@ def consume(
         bool, typer.Option("--no-ack", help="Only look: the messages will come again.")
     ] = False,
     transport: TransportOption = "auto",
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = "",
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Print messages to stdout as they come, and acknowledge those that were printed."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from danube_fast.cli import exposure
 from danube_fast.cli.broker import connect
 from danube_fast.cli.host import Finding, Verdict, examine
 from danube_fast.cli.options import (
@@ -47,6 +48,11 @@ def doctor(
 
         settings = load_settings({"data_dir": data_dir}, os.environ, config).settings
         findings = list(examine(settings.data_dir))
+        findings += exposure.addresses(
+            settings.auth, settings.listen, settings.admin,
+            tls=bool(settings.tls_certificate), sign_on=settings.sign_on,
+        )  # fmt: skip
+        findings += exposure.files(settings)
     result = [finding._asdict() for finding in findings]
     print_result(output, result, "\n".join(_lines(findings)))
     if any(finding.verdict is Verdict.FAILURE for finding in findings):
@@ -75,6 +81,7 @@ def _examine_broker(url: str) -> list[Finding]:
             status = client.admin.cluster_status()
             times_ms.append((clock.monotonic_ns() - began_ns) / 1_000_000)
         lagging = _lagging(client)
+        exposed = list(exposure.records(client, status, clock.wall_ns()))
     middle = median(times_ms)
     slow = middle > ROUND_TRIP_SLOW_MS
     advice = "look at the load of its host with `danube-fast status`" if slow else ""
@@ -88,6 +95,10 @@ def _examine_broker(url: str) -> list[Finding]:
     ]
     if auth := status.get("auth"):
         findings.append(_auth(auth))
+    findings += exposed
+    if (audit := status.get("audit", "off")) not in ("off", "on"):
+        advice = "administrative changes are refused until it can: make room, or look at its folder"
+        findings.append(Finding("audit log", Verdict.FAILURE, f"not written: {audit}", advice))
     findings += [_process(process) for process in status.get("processes", [])]
     if status.get("history"):
         findings.append(_history(status["history"]))

@@ -17,8 +17,10 @@ from danube_fast.cli import (
     completion,
     config,
     consume,
+    context,
     demo,
     doctor,
+    health,
     interrupts,
     namespaces,
     produce,
@@ -28,6 +30,7 @@ from danube_fast.cli import (
     subscriptions,
     topic_messages,
 )
+from danube_fast.cli.context_file import choose, complete_contexts
 from danube_fast.cli.failures import (
     EXIT_INTERRUPTED,
     EXIT_STDOUT_CLOSED,
@@ -61,12 +64,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for _command in (
-    serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, demo.demo,
+    serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, health.health, demo.demo,
     bench.bench, completion.completion, sql, export, replay,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (
-    topic_messages, subscriptions, status, namespaces, wal, history, spark_writes, config, security,
+    topic_messages, subscriptions, status, namespaces, wal, history, spark_writes, config, context,
+    security,
 ):  # fmt: skip
     app.add_typer(_module.app)
 
@@ -87,6 +91,15 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback with an error (at any place).")
     ] = False,
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="Broker to ask, by its name (at any place).",
+            autocompletion=complete_contexts,
+        ),
+    ] = "",
 ) -> None:
     """A publish/subscribe message broker for one big host."""
 
@@ -99,9 +112,25 @@ def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return head + words[end:], len(head) != end
 
 
+def _take_context(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """`--context NAME` may stand anywhere before a `--`, too."""
+    words, name = list(arguments), ""
+    end = words.index("--") if "--" in words else len(words)
+    head, tail = words[:end], words[end:]
+    for at in reversed(range(len(head))):
+        if head[at] == "--context" and at + 1 < len(head):
+            name = head[at + 1]
+            del head[at : at + 2]
+        elif head[at].startswith("--context="):
+            name = head.pop(at).removeprefix("--context=")
+    return head + tail, name
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     words, debug = _take_debug(arguments)
+    words, name = _take_context(words)
+    choose(name)
     try:
         outcome = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()

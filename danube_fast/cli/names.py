@@ -6,12 +6,14 @@ compiled on this machine, there is none, and the shell is told nothing else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
+from danube_fast.cli.context_file import choose, values
+from danube_fast.cli.open_client import open_client
+from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.errors import DanubeError
 
 __all__ = ["complete_subscriptions", "complete_topics"]
@@ -53,11 +55,11 @@ def _ask(context: typer.Context, incomplete: str, names: Callable[[Any], list[st
 
     if not is_built():
         return []
-    import danube_fast
-
-    url = context.params.get("url") or os.environ.get("DANUBE_URL")
     try:
-        with danube_fast.connect(url, name="danube-fast", timeout=CONNECT_SECONDS) as client:
+        choose(context.find_root().params.get("context") or "")
+        told = values()
+        url = context.params.get("url") or told["url"].text or DEFAULT_URL
+        with open_client(url, told, CONNECT_SECONDS) as client:
             found = names(client.admin)
     except DanubeError:
         return []

@@ -8,7 +8,7 @@ import typer
 
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import PolicyArgument, YesOption, example, policy_values
-from danube_fast.cli.output import print_policy, refuse_without_yes
+from danube_fast.cli.output import print_policy, print_quota, refuse_without_yes
 
 __all__ = ["app"]
 
@@ -54,6 +54,24 @@ def policy(ask: Ask, namespace: NamespaceArgument) -> None:
 def set_policy(ask: Ask, namespace: NamespaceArgument, values: PolicyArgument) -> None:
     """Change what is kept and allowed of the topics of a namespace that set nothing else."""
     changed = ask("set_namespace_policy", namespace=namespace, values=policy_values(values))
+    ask.show(changed, f"{namespace}: {' '.join(values)}")
+
+
+@asking(app, "danube-fast namespaces describe iot")
+def describe(ask: Ask, namespace: NamespaceArgument) -> None:
+    """Show the quota of a namespace, and what is used of it."""
+    print_quota(ask.form, ask("describe_namespace", namespace=namespace))
+
+
+@asking(
+    app,
+    "danube-fast namespaces set-quota iot namespace_storage_bytes_max=10GiB",
+    "danube-fast namespaces set-quota iot namespace_topics_max=100 namespace_handles_max=1000",
+    name="set-quota",
+)
+def set_quota(ask: Ask, namespace: NamespaceArgument, values: PolicyArgument) -> None:
+    """Bound what all topics of a namespace take together; for who manages the cluster."""
+    changed = ask("set_namespace_quota", namespace=namespace, values=policy_values(values))
     ask.show(changed, f"{namespace}: {' '.join(values)}")
 
 

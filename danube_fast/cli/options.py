@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from danube_fast.checks import check_seconds, parse_amount
+from danube_fast.cli.context_file import value_of
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.client.values.arguments import SubscriptionType, Transport
@@ -47,8 +48,12 @@ class OutputForm(enum.StrEnum):
 
 UrlOption = Annotated[
     str,
-    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
-]
+    typer.Option(
+        "--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens.",
+        callback=lambda url: url or value_of("url") or DEFAULT_URL,
+        show_default=f"that of the context, or {DEFAULT_URL}",
+    ),
+]  # fmt: skip
 TransportOption = Annotated[
     Transport,
     typer.Option(help="Shared memory or ZeroMQ; auto takes shared memory on the broker's host."),

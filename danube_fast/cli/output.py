@@ -25,6 +25,7 @@ __all__ = [
     "exact_text",
     "note",
     "print_policy",
+    "print_quota",
     "print_result",
     "print_table",
     "refuse_without_yes",
@@ -205,6 +206,19 @@ def print_policy(form: OutputForm, values: Mapping[str, Any], sources: Mapping[s
         for name, value in values.items()
     ]
     print_result(form, values, "\n".join(_table(rows)))
+
+
+def print_quota(form: OutputForm, described: Mapping[str, Any]) -> None:
+    """Values of a namespace's quota: the limit of each, and what is used of it."""
+    rows = [
+        {
+            "name": name,
+            "limit": exact_text(name, value["limit"]) if value["limit"] else "none",
+            "used": "-" if value["used"] is None else exact_text(name, value["used"]),
+        }
+        for name, value in described.get("quota", {}).items()
+    ]
+    print_result(form, described, "\n".join(_table(rows)))
 
 
 def exact_text(name: str, value: Any) -> str:

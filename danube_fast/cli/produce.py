@@ -19,7 +19,6 @@ import typer
 from danube_fast.cli.broker import connect
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import (
-    DEFAULT_URL,
     OutputForm,
     OutputOption,
     TopicArgument,
@@ -104,7 +103,7 @@ def produce(
         str | None, typer.Option(metavar="PRODUCER", help="Name that duplicates are found by.")
     ] = None,
     transport: TransportOption = "auto",
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = "",
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
     """Publish messages; ends when all are acknowledged."""

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from danube_fast.cli import audit, certificates, server_key, tokens
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
 from danube_fast.cli.output import print_result, refuse_without_yes
+from danube_fast.cli.recover import recover
 
 __all__ = ["app"]
 
@@ -48,8 +50,12 @@ bindings = typer.Typer(
     help="Who has which role, and where.",
     no_args_is_help=True,
 )
-for _group in (users, keys, roles, bindings):
+for _group in (users, keys, tokens.app, roles, bindings, server_key.app):
     app.add_typer(_group)
+app.command("recover", epilog=recover.epilog)(recover)  # type: ignore[attr-defined]
+app.command("new-certificate", epilog=certificates.new_certificate.epilog)(  # type: ignore[attr-defined]
+    certificates.new_certificate
+)
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Its name.")]
 KeyOption = Annotated[
@@ -59,9 +65,16 @@ KeyFileOption = Annotated[
     Path | None,
     typer.Option("--public-key-of", metavar="FILE", help="Key file whose public key is taken."),
 ]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--certificate-of", metavar="FILE", help="PEM file with a certificate for HTTPS."),
+]
 UidOption = Annotated[
     int | None, typer.Option("--uid", help="Number of a local user, whom the kernel vouches for.")
 ]
+
+
+audit.enter(app)
 
 
 @app.command("new-key", epilog=example("danube-fast security new-key ann.key"))
@@ -78,7 +91,9 @@ def new_key(
     print_result(output, {"public": pair.public}, pair.public)
 
 
-def _credentials(public_key: str, key_file: Path | None, uid: int | None) -> list[str]:
+def _credentials(
+    public_key: str, key_file: Path | None, uid: int | None, certificate: Path | None = None
+) -> list[str]:
     """The credentials that options name."""
     found = [f"curve:{public_key}"] if public_key else []
     if key_file is not None:
@@ -87,6 +102,11 @@ def _credentials(public_key: str, key_file: Path | None, uid: int | None) -> lis
         found.append(f"curve:{read_key_file(key_file).public}")
     if uid is not None:
         found.append(f"uid:{uid}")
+    if certificate is not None:
+        from danube_fast.security.http_proofs import mtls_credential
+        from danube_fast.security.tls import read_certificate
+
+        found.append(mtls_credential(read_certificate(certificate)))
     return found
 
 
@@ -132,14 +152,14 @@ def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
 @asking(keys, "danube-fast security keys add ann --public-key-of ann.key", name="add")
 def add_key(
     ask: Ask, user: UserArgument, public_key: KeyOption = "", public_key_of: KeyFileOption = None,
-    uid: UidOption = None,
+    uid: UidOption = None, certificate_of: CertificateOption = None,
     expires_seconds: Annotated[int, typer.Option(help="It ends after so long; 0: never.")] = 0,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
 ) -> None:  # fmt: skip
-    """Register a key, or a local user, as this user. A second one may stand beside it while you rotate."""
-    credentials = _credentials(public_key, public_key_of, uid)
+    """Register a key, a local user or a certificate as this user. A second one may stand beside it while you rotate."""
+    credentials = _credentials(public_key, public_key_of, uid, certificate_of)
     if not credentials:
-        raise typer.BadParameter("give --public-key, --public-key-of or --uid")
+        raise typer.BadParameter("give --public-key, --public-key-of, --uid or --certificate-of")
     made = None
     for credential in credentials:
         made = ask(
@@ -161,7 +181,9 @@ def list_keys(ask: Ask) -> None:
 @asking(keys, "danube-fast security keys revoke uid:1000 --yes")
 def revoke(
     ask: Ask,
-    credential: Annotated[str, typer.Argument(metavar="KEY", help="curve:KEY or uid:NUMBER")],
+    credential: Annotated[
+        str, typer.Argument(metavar="KEY", help="curve:KEY, uid:NUMBER or mtls:HEX")
+    ],
     yes: YesOption = False,
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""

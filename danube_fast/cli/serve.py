@@ -26,6 +26,13 @@ AuthOption = Annotated[
         metavar="none|required", help="Whether clients must prove who they are (default: none)."
     ),
 ]
+SignOnOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where clients sign on by HTTPS with API keys and tokens (default: nowhere).",
+    ),
+]
 InsecureOption = Annotated[
     bool | None,
     typer.Option(
@@ -78,6 +85,7 @@ def serve(
     ] = None,
     accept_rollback: RollbackOption = False,
     auth: AuthOption = None,
+    sign_on: SignOnOption = None,
     insecure: InsecureOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputForm.TEXT,
@@ -99,6 +107,7 @@ def serve(
         "pin": pin,
         "log_format": log_format,
         "auth": auth,
+        "sign_on": sign_on,
         "insecure": insecure,
     }
     loaded = load_settings(flags, os.environ, config)

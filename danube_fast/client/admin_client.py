@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -66,7 +67,9 @@ class _AdminView:
 
     def _security_steps(self, kind: str) -> Steps[list[dict[str, Any]]]:
         """Ask for page after page."""
-        field = {"principal": "name", "role": "name"}.get(kind, kind)
+        field = {
+            "principal": "name", "role": "name", "api_key": "id", "sign_on": "public_key",
+        }.get(kind, kind)  # fmt: skip
         found: list[dict[str, Any]] = []
         page: list[dict[str, Any]] | None = None
         while page is None or page:
@@ -104,6 +107,19 @@ class _AdminView:
             rows += page["clients"]
             after = page["after"] or None
         return rows
+
+    def _audit_steps(
+        self, since_seconds: int, principal: str, denied: bool, limit: int
+    ) -> Steps[list[dict[str, Any]]]:
+        """Ask for page after page, and keep the newest."""
+        found: deque[dict[str, Any]] = deque(maxlen=limit)
+        asked = {"since_seconds": since_seconds, "principal": principal, "denied": denied}
+        page = yield from self._steps("list_audit", asked)
+        found += page["records"]
+        while not page["is_last"]:
+            page = yield from self._steps("list_audit", {**asked, "after": page["after"]})
+            found += page["records"]
+        return list(found)
 
 
 class AdminClient(_AdminView):
@@ -240,16 +256,19 @@ class AdminClient(_AdminView):
 
     @_operation
     def renew_history_hold(
-        self, hold: str, *, hold_seconds: int, timeout: float = 70.0
+        self, hold: str, *, hold_seconds: int, topic: str | None = None, timeout: float = 70.0
     ) -> dict[str, Any]:
         """Keep the objects of a hold for so many seconds from now on: the new `hold`, and when it `expires` (Unix
         time, seconds). `hold`: what `flush_history` or the last renewal has answered. NotFound if it was released or
-        has expired: flush again; InvalidArgument, Unavailable."""
+        has expired: flush again; InvalidArgument, Unavailable. A secured broker wants to be told the `topic` that was
+        flushed, unless the caller may consume all topics."""
 
     @_operation
-    def release_history_hold(self, hold: str, *, timeout: float = 70.0) -> Any:
-        """Give the objects of a hold back: they may be deleted. One that is gone already is no error.
-        InvalidArgument, Unavailable."""
+    def release_history_hold(
+        self, hold: str, *, topic: str | None = None, timeout: float = 70.0
+    ) -> Any:
+        """Give the objects of a hold back: they may be deleted. One that is gone already is no error. `topic`: as for a
+        renewal. InvalidArgument, Unavailable."""
 
     # ------------------------------------------------------------ subscriptions
 
@@ -294,6 +313,16 @@ class AdminClient(_AdminView):
         """Change values for all topics of a namespace that set none of their own, in force when this
         returns; None goes back to the default. The values that it sets. NotFound, InvalidArgument."""
 
+    @_operation
+    def set_namespace_quota(self, namespace: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Change values of the quota that all topics of a namespace share, in force when this returns; None takes a limit
+        away. All values in force. NotFound, InvalidArgument."""
+
+    @_operation
+    def describe_namespace(self, namespace: str) -> dict[str, Any]:
+        """Return the policy that a namespace sets for its topics, and of each value of its quota the limit and what is
+        used of it. NotFound."""
+
     def list_clients(self, limit: int | None = None) -> list[dict[str, Any]]:
         """List connections to the coordinator and to each worker, at most `limit`, with the producers and
         consumers that are open on each. Unavailable while a worker is down."""
@@ -306,7 +335,7 @@ class AdminClient(_AdminView):
     # ------------------------------------------------------------ security
 
     def list_security(self, record_kind: str) -> list[dict[str, Any]]:
-        """List all records of a kind: principal, credential, role or binding. InvalidArgument."""
+        """List all records of a kind: principal, credential, role, binding, api_key or sign_on. InvalidArgument."""
         return self._run(self._security_steps(record_kind))
 
     @_operation
@@ -324,6 +353,14 @@ class AdminClient(_AdminView):
         principal. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
 
     @_operation
+    def add_api_key(
+        self, principal: str, key_id: str, salt: str, digest: str, expires_seconds: int | None = None,
+        label: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Let an API key sign on as this principal; `danube_fast.security.api_keys.new_api_key` draws it. NotFound,
+        FailedPrecondition if the principal has two live ones, InvalidArgument."""
+
+    @_operation
     def set_role(self, name: str, permissions: list[str]) -> Any:
         """Make a role of these permissions, or change it. InvalidArgument."""
 
@@ -335,9 +372,27 @@ class AdminClient(_AdminView):
     def delete_security(self, record_kind: str, name: str) -> Any:
         """Delete a record; with a principal its credentials and bindings. NotFound."""
 
+    def list_audit(
+        self, since_seconds: int = 0, *, principal: str = "", denied: bool = False,
+        limit: int = 1000,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """List records of the audit log, oldest first, the newest `limit` of them: of the last `since_seconds` (0: all),
+        of a principal (empty: of all), the denied ones alone. FailedPrecondition if there is none, Unavailable."""
+        return self._run(self._audit_steps(since_seconds, principal, denied, limit))
+
     @_operation
     def check_permission(self, principal: str, permission: str, resource: str) -> dict[str, Any]:
         """Return {"allowed"}: whether a principal may do that. InvalidArgument."""
+
+    @_operation
+    def describe_server_key(self) -> dict[str, Any]:
+        """Return the public keys of the broker, the newest first, how far their rotation is, and which process has
+        which. FailedPrecondition."""
+
+    @_operation
+    def rotate_server_key(self, step: str) -> dict[str, Any]:
+        """Take a step of the rotation of the server key: prepare, activate, retire, or revert, which undoes one of the
+        first two; the same as `describe_server_key`. FailedPrecondition, InvalidArgument."""
 
 
 class AsyncAdmin(_AdminView):
@@ -373,12 +428,18 @@ class AsyncAdmin(_AdminView):
     list_namespaces = twin(AdminClient.list_namespaces)
     namespace_policy = twin(AdminClient.namespace_policy)
     set_namespace_policy = twin(AdminClient.set_namespace_policy)
+    set_namespace_quota = twin(AdminClient.set_namespace_quota)
+    describe_namespace = twin(AdminClient.describe_namespace)
     list_clients = twin(AdminClient.list_clients)
     cluster_status = twin(AdminClient.cluster_status)
     list_security = twin(AdminClient.list_security)
     set_principal = twin(AdminClient.set_principal)
     set_credential = twin(AdminClient.set_credential)
+    add_api_key = twin(AdminClient.add_api_key)
     set_role = twin(AdminClient.set_role)
     set_binding = twin(AdminClient.set_binding)
     delete_security = twin(AdminClient.delete_security)
+    list_audit = twin(AdminClient.list_audit)
     check_permission = twin(AdminClient.check_permission)
+    describe_server_key = twin(AdminClient.describe_server_key)
+    rotate_server_key = twin(AdminClient.rotate_server_key)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from danube_fast.client.link.machine import Machine
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.link.timers import TimerThread
-from danube_fast.client.link.trust import trust_of
+from danube_fast.client.link.trust import sign_on_of, trust_of
 from danube_fast.client.link.url import parse_url
 from danube_fast.client.produce.outgoing import as_payload
 from danube_fast.client.produce.producers import ProducerCache, Producers
@@ -28,6 +28,7 @@ from danube_fast.client.topics.watcher import Watcher
 from danube_fast.client.values.arguments import PublishArguments
 from danube_fast.client.values.limits import PRODUCERS_CACHED_MAX, SPIN_US_MAX
 from danube_fast.client.values.message import Message, MessageId
+from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.types import parse_topic
@@ -49,24 +50,17 @@ class Core:
     """The parts of one client, whichever way its callers wait."""
 
     def __init__(
-        self, url: str, *, name: str | None, token: str | None, tls: Any, transport: str,
-        spin_us: int = 0, server_key: str | None = None, key_file: str | Path | None = None,
-        server_uid: int | None = None, machine: Machine | None = None,
+        self, url: str, *, name: str | None, token: Any, tls: Any, transport: str, spin_us: int = 0,
+        server_key: str | Sequence[str] | None = None, key_file: str | Path | None = None,
+        server_uid: int | None = None, sign_on: str | None = None, machine: Machine | None = None,
     ) -> None:  # fmt: skip
         check_choice(transport, "transport", _TRANSPORTS)
         check_whole(spin_us, "spin_us", 0, SPIN_US_MAX)
         if name is not None:
             check_text(name, "name")
-        if tls is not None:
-            raise FailedPrecondition(
-                "TLS is not served yet; connect without tls= on a trusted network"
-            )
-        if token is not None:
-            raise FailedPrecondition(
-                "token= is not served yet and would protect nothing; connect without it, on a "
-                "trusted network"
-            )
-        self._trust = trust_of(server_key, key_file, server_uid)
+        endpoints = parse_url(url)
+        signs_on = sign_on_of(token, sign_on, tls, server_key, SystemClock())
+        self._trust = trust_of(server_key, key_file, server_uid, signs_on)
         keep_freed_memory()
         self.url = url
         self.machine = machine or Machine()
@@ -82,11 +76,11 @@ class Core:
         try:
             with self.pump.lock:
                 self.routes = Routes(
-                    self._connect(parse_url(url)),
+                    self._connect(endpoints),
                     self._connect_worker,
                     transport,
                     self.machine.host_id(),
-                    has_key=bool(self._trust.server_key),
+                    has_key=self._trust.has_key,
                 )
         except DanubeError:
             self.machine.close()
@@ -101,6 +95,18 @@ class Core:
         self.requests = Requests(self.producers, self.consumers, self.cached)
         self.machine.start(self._timers)
         _cores.add(self)
+        if signs_on is not None:
+            signs_on.start(self._signed_on)
+
+    def _signed_on(self) -> None:
+        """Let connections see what came of a sign-on; in its thread."""
+        sign_on = self._trust.sign_on
+        with self.pump.lock:
+            if self.pump.closed:
+                return
+            if sign_on is not None and sign_on.failure is not None:
+                self.routes.fail(sign_on.failure)
+            self.pump.notify()
 
     def _connect(
         self, endpoints: list[str], rings: Rings = Rings.NEVER, tcp: str = ""
@@ -130,6 +136,9 @@ class Core:
         if bootstrap.failure is not None:
             raise bootstrap.failure
         if not bootstrap.is_open:
+            sign_on = self._trust.sign_on
+            if sign_on is not None and sign_on.trouble is not None:
+                raise sign_on.trouble
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "
                 "`danube-fast serve`, or check the address; one that asks who you are needs server_key="
@@ -172,6 +181,8 @@ class Core:
             self.routes.close()
             self.pump.close()
         self._timers.stop()
+        if self._trust.sign_on is not None:
+            self._trust.sign_on.stop()
         self.machine.close()
         _cores.discard(self)
 

@@ -45,6 +45,8 @@ class Hold(msgspec.Struct, frozen=True):
     expires_ms: int
     """Unix time, ms."""
     keys: list[str]
+    topic: str = ""
+    """Topic that was flushed for it; empty: a reader of the store has made it."""
 
     @property
     def key(self) -> str:
@@ -52,9 +54,11 @@ class Hold(msgspec.Struct, frozen=True):
         return f"{HOLDS_PREFIX}{self.expires_ms:015d}-{self.id}"
 
 
-def make_hold(store: ObjectStore, keys: list[str], hold_seconds: int, wall_ns: int) -> Hold:
+def make_hold(
+    store: ObjectStore, keys: list[str], hold_seconds: int, wall_ns: int, topic: str = ""
+) -> Hold:
     """Hold objects for so many seconds from now on. Raises what the store raises."""
-    return _create(store, secrets.token_hex(8), keys, hold_seconds, wall_ns)
+    return _create(store, secrets.token_hex(8), keys, hold_seconds, wall_ns, topic)
 
 
 def ensure_hold(store: ObjectStore, keys: list[str], hold_seconds: int, wall_ns: int) -> Hold:
@@ -71,17 +75,20 @@ def ensure_hold(store: ObjectStore, keys: list[str], hold_seconds: int, wall_ns:
     return make_hold(store, keys, hold_seconds, wall_ns)
 
 
-def renew_hold(store: ObjectStore, key: str, hold_seconds: int, clock: Clock) -> Hold:
-    """Hold the objects of a hold for so many seconds from now on; the new hold.
+def renew_hold(
+    store: ObjectStore, key: str, hold_seconds: int, clock: Clock, topic: str = ""
+) -> Hold:
+    """Hold the objects of a hold for so many seconds from now on; the new hold. `topic`: one of another topic counts as
+    gone.
 
     Raises what the store raises, InvalidArgument for a key that is none of a hold, NotFound if it was released or has
     expired, DataLoss.
     """
     known = _keys_of(store, key)
     hold = _newest(store, known, clock.wall_ns())
-    if hold is None:
+    if hold is None or (topic and hold.topic != topic):
         raise _gone(store, key)
-    renewed = _create(store, hold.id, hold.keys, hold_seconds, clock.wall_ns())
+    renewed = _create(store, hold.id, hold.keys, hold_seconds, clock.wall_ns(), hold.topic)
     if _has_expired(hold.key, clock.wall_ns()):  # a deletion may have seen neither of the two
         store.delete([renewed.key])
         raise _gone(store, key)
@@ -89,10 +96,15 @@ def renew_hold(store: ObjectStore, key: str, hold_seconds: int, clock: Clock) ->
     return renewed
 
 
-def release_hold(store: ObjectStore, key: str) -> None:
-    """Give the objects of a hold back, if it is there still. Raises what the store raises, InvalidArgument for a key
-    that is none of a hold."""
-    store.delete(_keys_of(store, key))
+def release_hold(store: ObjectStore, key: str, topic: str = "") -> None:
+    """Give the objects of a hold back, if it is there still, and of that topic, if one is given. Raises what the store
+    raises, InvalidArgument for a key that is none of a hold."""
+    keys = _keys_of(store, key)
+    if topic:
+        hold = _newest(store, keys, 0)
+        if hold is None or hold.topic != topic:
+            return
+    store.delete(keys)
 
 
 def list_holds(store: ObjectStore, wall_ns: int) -> list[Hold]:
@@ -119,9 +131,9 @@ def held_keys(store: ObjectStore, wall_ns: int) -> set[str]:
 
 
 def _create(
-    store: ObjectStore, hold_id: str, keys: list[str], hold_seconds: int, wall_ns: int
+    store: ObjectStore, hold_id: str, keys: list[str], hold_seconds: int, wall_ns: int, topic: str
 ) -> Hold:
-    hold = Hold(hold_id, (wall_ns + hold_seconds * SECOND_NS) // MILLISECOND_NS, keys)
+    hold = Hold(hold_id, (wall_ns + hold_seconds * SECOND_NS) // MILLISECOND_NS, keys, topic)
     try:
         store.create(hold.key, msgspec.msgpack.encode(hold))
     except AlreadyExists:

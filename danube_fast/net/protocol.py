@@ -34,6 +34,7 @@ __all__ = [
     "Lookup",
     "Nack",
     "OpenProducer",
+    "OpenProducerUnnamed",
     "Ping",
     "Pong",
     "ProducerNames",
@@ -146,12 +147,23 @@ class Watch(_Request, tag=6, frozen=True):
     wait_ms: int = 0
 
 
-class OpenProducer(_Request, tag=10, frozen=True):
+class OpenProducer(_Request, tag=10, frozen=True, repr_omit_defaults=True):
     """Registers a producer on one partition.
 
     RESULT is `{"producer_id", "producer_epoch", "next_sequence"}`. An older session with the same
     name is fenced, unless it is this session.
     """
+
+    request: int
+    partition_id: int
+    name: str
+    topic: str = ""
+    """Name of the partition's topic: who says that of a reply topic has it from a request."""
+
+
+class OpenProducerUnnamed(_Request, tag=10, frozen=True):
+    """OPEN_PRODUCER without its last field, which brokers before it refuse; a client sends this where the topic is no
+    reply topic."""
 
     request: int
     partition_id: int

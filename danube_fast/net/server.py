@@ -18,8 +18,11 @@ from typing import Any
 import zmq
 
 from danube_fast.descriptors import descriptor_limit, lowest_free_descriptor
-from danube_fast.errors import Unavailable
+from danube_fast.errors import Internal, Unavailable
+from danube_fast.net.connection_guard import ConnectionGuard
+from danube_fast.net.listener import Listener
 from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
+from danube_fast.net.session import Sessions
 from danube_fast.net.zap import DOMAIN
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
@@ -33,6 +36,8 @@ HIGH_WATER_MARK = 1000
 PART_BYTES_MAX_SLACK = 1024 * 1024
 PARTS_MAX = 64
 """Parts of one message that are looked at; a longer message is dropped."""
+_ADDRESS = "Peer-Address"
+"""Where a peer is: an IP address; on ipc its user, group and process."""
 _USER_ID = "User-Id"
 """What the ZapThread said of a connection, as libzmq names it. A peer cannot: what a handshake claims under this name
 does not replace it."""
@@ -73,12 +78,21 @@ class Server:
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self.socket = socket
         self.proves = proves
+        self.guard: ConnectionGuard | None = None
+        """Bounds what connections cost, from `bind` to `close`; None: nothing does."""
         self._curve_secret = curve_secret
+        self._listener: Listener | None = None
+        """What listens on tcp behind CURVE, in the kernel, however often the key changes."""
+        self._tcp_endpoint = ""
         self.proof = ""
         """Of the message that `receive` has just given, until it is asked for the next one: what its connection has
         proved; empty if the sender is known, or nothing is to be proved."""
+        self.address = ""
+        """Of the same message, where its sender is; empty likewise."""
+        self.introduces = proves
+        """Whether messages of peers without a session are handed out with the address of their sender."""
         self.is_known: Callable[[bytes], bool] = lambda identity: True
-        """Whether a peer has a session, so that its messages need no proof; asked if `proves`."""
+        """Whether a peer has a session, so that its messages need no proof; asked if `looks_at_senders`."""
         self._ipc_endpoint = ""
         self._ipc_is_open = False
         self._port = Port(socket)
@@ -86,6 +100,19 @@ class Server:
         self._rests = False
         self.drained = False
         """The last `receive` took everything that was there."""
+
+    @property
+    def looks_at_senders(self) -> bool:
+        """Whether commands of peers without a session are received with what ZeroMQ says of them, so not by kernels."""
+        return self.proves or self.introduces or self.guard is not None
+
+    def follow(
+        self, sessions: Sessions, drained: Callable[[], int], wake: Callable[[], None]
+    ) -> None:
+        """Know peers by these sessions. `drained`, `wake`: see `ConnectionGuard.follow`."""
+        self.is_known = sessions.knows
+        if self.guard is not None:
+            self.guard.follow(sessions.heard_ns, drained, wake)
 
     @property
     def handle(self) -> int:
@@ -106,10 +133,11 @@ class Server:
         An ipc name that another process has is waited for: any user of the host may take it while a worker is down, and
         clients have tcp meanwhile. Raises Unavailable when the tcp address is taken.
         """
+        if self.guard is not None:
+            self.guard.start()
         try:
-            self._bind_tcp(f"tcp://{host}:{port or '*'}")
-            bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)
-        except zmq.ZMQError as error:
+            bound = self._bind_tcp(host, port)
+        except (OSError, zmq.ZMQError) as error:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error}; choose another port with --listen, or "
                 "stop what uses this one"
@@ -120,21 +148,54 @@ class Server:
                 "another process listens at %s: there are no ipc connections until it ends",
                 ipc_endpoint,
             )
-        text = bound.decode() if isinstance(bound, bytes) else str(bound)
-        return int(text.rstrip("\0").rsplit(":", 1)[1])
+        return int(bound.rsplit(":", 1)[1])
 
-    def _bind_tcp(self, endpoint: str) -> None:
-        """Listen on tcp, behind CURVE if there is a key. An endpoint keeps the mechanism that it was bound with; the
-        next one, which is ipc, has none."""
+    def _bind_tcp(self, host: str, port: int) -> str:
+        """Listen on tcp, behind CURVE if there is a key; returns the endpoint. Raises OSError, ZMQError."""
         if not self._curve_secret:
-            self.socket.bind(endpoint)
-            return
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve_secret.encode())
-        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self.socket.bind(f"tcp://{host}:{port or '*'}")
+            return self._last_endpoint()
+        self._listener = Listener(host, port, BACKLOG)
+        return self._bind_curve(self._listener, self._listener.duplicate())
+
+    def _bind_curve(self, listener: Listener, duplicate: int) -> str:
+        """Accept connections of the listening socket behind CURVE; returns the endpoint. An endpoint keeps the mechanism
+        that it was bound with; the next one, which is ipc, has none. `duplicate` is closed with it. Raises ZMQError."""
+        bound = self.socket
+        bound.setsockopt(zmq.CURVE_SECRETKEY, self._curve_secret.encode())
+        bound.setsockopt(zmq.CURVE_SERVER, 1)
+        bound.setsockopt(zmq.USE_FD, duplicate)
         try:
-            self.socket.bind(endpoint)
+            bound.bind(listener.endpoint)
         finally:
-            self.socket.setsockopt(zmq.CURVE_SERVER, 0)
+            bound.setsockopt(zmq.USE_FD, -1)
+            bound.setsockopt(zmq.CURVE_SERVER, 0)
+        self._tcp_endpoint = self._last_endpoint()
+        return self._tcp_endpoint
+
+    def rekey(self, curve_secret: str) -> None:
+        """Have another secret key on tcp from now on. Connections there end, and clients make new ones: those that wait
+        meanwhile are not refused, as the kernel listens on. Raises Internal."""
+        if self._curve_secret == curve_secret and self._tcp_endpoint:
+            return
+        listener = self._listener
+        if listener is None:
+            raise Internal("a key is given to a socket that does not listen; this is a bug")
+        try:
+            duplicate = (
+                listener.duplicate()
+            )  # first: without a descriptor the key before stays in use
+            if self._tcp_endpoint:
+                endpoint, self._tcp_endpoint = self._tcp_endpoint, ""
+                self.socket.unbind(endpoint)
+            self._curve_secret = curve_secret
+            self._bind_curve(listener, duplicate)
+        except (OSError, zmq.ZMQError) as error:
+            raise Internal(f"tcp clients cannot come in behind the new key: {error}") from error
+
+    def _last_endpoint(self) -> str:
+        bound = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        return (bound.decode() if isinstance(bound, bytes) else str(bound)).rstrip("\0")
 
     def _bind_ipc(self) -> bool:
         """Listen on ipc; False while the name is taken."""
@@ -168,13 +229,13 @@ class Server:
     def receive(self, limit: int) -> Iterator[tuple[bytes, memoryview, list[zmq.Frame | bytes]]]:
         """Up to `limit` waiting messages: identity, command (valid until the next one), parts
         behind it. Never blocks."""
-        port, proves = self._port, self.proves
+        port, looks = self._port, self.looks_at_senders
         if limit <= 0:
             return
         try:
             if self._held is not None:
                 identity, command, parts, port.more = self._held
-                self._held, self.drained, self.proof = None, False, ""
+                self._held, self.drained, self.proof, self.address = None, False, "", ""
                 if command is None:
                     command = self._receive_command(identity)
                 parts += port.receive_rest()
@@ -191,23 +252,28 @@ class Server:
                     self.drained = True
                     return
                 identity = bytes(head)
-                command = self._receive_command(identity) if proves else port.receive_head()
+                command = self._receive_command(identity) if looks else port.receive_head()
                 parts = port.receive_rest() if port.more else []
                 if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
                     yield identity, command, parts
         finally:
-            self.proof = ""  # the next command may come over rings, and nothing was proved there
+            # the next command may come over rings, and nothing was proved there
+            self.proof = self.address = ""
 
     def _receive_command(self, identity: bytes) -> memoryview | None:
-        """The part behind the identity, and the proof of a sender that is not known."""
-        self.proof = ""
-        if not self.proves or self.is_known(identity):
+        """The part behind the identity; of a sender without a session its proof and address too, and its connection for
+        the guard."""
+        self.proof = self.address = ""
+        if not self.looks_at_senders or self.is_known(identity):
             return self._port.receive_head()
         frame = self._port.receive_frame()
-        try:
-            self.proof = str(frame.get(_USER_ID))
-        except (KeyError, zmq.ZMQError):
-            pass  # nothing was proved: the proof is empty
+        if self.introduces:
+            self.address = _property_of(frame, _ADDRESS)
+        if self.proves:
+            self.proof = _property_of(frame, _USER_ID)  # nothing was proved: the proof is empty
+        if self.guard is not None:
+            with contextlib.suppress(KeyError, zmq.ZMQError):
+                self.guard.note_sender(int(frame.get(zmq.SRCFD)), identity)
         return frame.buffer
 
     @property
@@ -252,5 +318,17 @@ class Server:
 
     def close(self) -> None:
         """Close the socket; what was queued is dropped."""
+        if self.guard is not None:
+            self.guard.stop()
         with contextlib.suppress(zmq.ZMQError):
             self._port.close(0)
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _property_of(frame: zmq.Frame, name: str) -> str:
+    """Read what ZeroMQ says of a message's connection; empty if it says nothing."""
+    try:
+        return str(frame.get(name))
+    except (KeyError, zmq.ZMQError):
+        return ""

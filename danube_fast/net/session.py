@@ -7,6 +7,7 @@ connection replaces it: the old session is closed at once, so that what it held 
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ class Session:
     """One client connection as the broker sees it."""
 
     __slots__ = (
-        "client_name", "closed", "consumers", "flows", "has_rings", "identity", "last_seen_ns", "number",
+        "address", "client_name", "closed", "consumers", "flows", "has_rings", "identity", "last_seen_ns", "number",
         "outbox", "principal", "proof", "token",
     )  # fmt: skip
 
@@ -43,6 +44,8 @@ class Session:
         self.principal = principal
         self.proof = ""
         """By which it was authenticated; see `Authenticator`."""
+        self.address = ""
+        """Where its client is, as the transport tells; empty: that is not known."""
         self.last_seen_ns = 0
         self.consumers: dict[int, Any] = {}
         self.flows: dict[int, Any] = {}
@@ -57,6 +60,7 @@ class Sessions:
     def __init__(self, settings: Settings, new_token: Callable[[], bytes]) -> None:
         self._by_identity: dict[bytes, Session] = {}
         self._by_number: dict[int, Session] = {}
+        self._count_by_principal: Counter[str] = Counter()
         self._next_number = 1
         self._new_token = new_token
         self.apply(settings)
@@ -64,6 +68,7 @@ class Sessions:
     def apply(self, settings: Settings) -> None:
         """Take over the number of sessions and their timeouts."""
         self._sessions_max = settings.sessions_max
+        self._per_principal_max = settings.sessions_per_principal_max
         self._timeout_ns = settings.session_timeout_ms * MILLISECOND_NS
         idle_ns = settings.heartbeat_idle_ms * MILLISECOND_NS
         self._idle_timeout_ns = idle_ns * IDLE_BEATS_MISSED_MAX
@@ -82,6 +87,11 @@ class Sessions:
         """Whether a connection has a session."""
         return identity in self._by_identity
 
+    def heard_ns(self, identity: bytes) -> int | None:
+        """When the session of a connection was last heard; None if it has none. Any thread may ask."""
+        session = self._by_identity.get(identity)
+        return None if session is None else session.last_seen_ns
+
     def by_number(self, number: int) -> Session | None:
         """The session with that number."""
         return self._by_number.get(number)
@@ -98,22 +108,32 @@ class Sessions:
         return session, session.identity == identity
 
     def open(self, identity: bytes, client_name: str, principal: str, now_ns: int) -> Session:
-        """A new session. Raises ResourceExhausted at `sessions_max`."""
+        """A new session. Raises ResourceExhausted at `sessions_max`, and at `sessions_per_principal_max`."""
         if len(self._by_number) >= self._sessions_max:
             raise ResourceExhausted(
                 f"{self._sessions_max} sessions are open; close some, or raise sessions_max"
+            )
+        most = self._per_principal_max
+        if most and self._count_by_principal[principal] >= most:
+            raise ResourceExhausted(
+                f"{principal} has {most} sessions open with this process; close some, or ask an administrator to raise "
+                "sessions_per_principal_max"
             )
         session = Session(self._next_number, self._new_token(), identity, client_name, principal)
         self._next_number += 1
         session.last_seen_ns = now_ns
         self._by_identity[identity] = session
         self._by_number[session.number] = session
+        self._count_by_principal[principal] += 1
         return session
 
     def close(self, session: Session) -> None:
         """Forget a session."""
         session.closed = True
-        self._by_number.pop(session.number, None)
+        if self._by_number.pop(session.number, None) is not None:
+            self._count_by_principal[session.principal] -= 1
+            if not self._count_by_principal[session.principal]:
+                del self._count_by_principal[session.principal]
         if self._by_identity.get(session.identity) is session:
             del self._by_identity[session.identity]
 

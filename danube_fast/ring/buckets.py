@@ -1,6 +1,6 @@
 """Token buckets in shared memory: a rate that all workers of a broker draw on together.
 
-    row   key u64 | messages paid until ns | bytes paid until ns      32 bytes, 0 = free
+    row   key u64 | messages paid until ns | bytes paid until ns | level      32 bytes, 0 = free
 
 A bucket is one number, the time until which what was taken is paid for (the "theoretical arrival
 time" of the generic cell rate algorithm, ITU-T I.371): taking n at a rate of r moves it by n / r
@@ -24,10 +24,11 @@ from danube_fast.ring.layout import (
     BUCKET_ROW_BYTES,
     BUCKET_ROWS,
     BUCKET_TABLE_BYTES,
+    WORD_BYTES,
 )
-from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd
+from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd, words_of
 
-__all__ = ["BURST_NS", "Bucket", "BucketTable"]
+__all__ = ["BURST_NS", "Bucket", "BucketTable", "JointBucket"]
 
 PROBES_MAX = 4096
 BURST_NS = 250_000_000
@@ -43,14 +44,14 @@ def _pay(word: int, now_ns: int, count: int, rate: int) -> None:
             break
 
 
-@kernel("int64(int64,int64,int64,int64)")
-def _wait(row: int, now_ns: int, messages_rate: int, bytes_rate: int) -> int:
+@kernel("int64(int64,int64,int64,int64,int64)")
+def _wait(row: int, now_ns: int, messages_rate: int, bytes_rate: int, burst_ns: int) -> int:
     """In how many ns something may be taken; a rate of 0 is none."""
     wait = 0
     if messages_rate > 0:
-        wait = max(wait, load_acquire(row + AT_BUCKET_MESSAGES) - now_ns - BURST_NS)
+        wait = max(wait, load_acquire(row + AT_BUCKET_MESSAGES) - now_ns - burst_ns)
     if bytes_rate > 0:
-        wait = max(wait, load_acquire(row + AT_BUCKET_BYTES) - now_ns - BURST_NS)
+        wait = max(wait, load_acquire(row + AT_BUCKET_BYTES) - now_ns - burst_ns)
     return wait
 
 
@@ -66,10 +67,10 @@ def find_row(table: int, key: int) -> int:
     return 0
 
 
-@kernel("int64(int64,int64,int64)")
-def _room(word: int, now_ns: int, rate: int) -> int:
+@kernel("int64(int64,int64,int64,int64)")
+def _room(word: int, now_ns: int, rate: int, burst_ns: int) -> int:
     """How many may be taken at `rate` a second before the burst is used up."""
-    left = now_ns + BURST_NS - max(load_acquire(word), now_ns)
+    left = now_ns + burst_ns - max(load_acquire(word), now_ns)
     return max(1, left * rate // SECOND_NS)
 
 
@@ -92,6 +93,7 @@ class BucketTable:
         self.fd = fd
         self._map = map_fd(fd)
         self._address = address_of_memory(self._map)
+        self._words = words_of(self._map)
 
     @classmethod
     def create(cls) -> BucketTable:
@@ -107,8 +109,17 @@ class BucketTable:
             )
         return row
 
+    def word(self, address: int) -> int:
+        """Read a word at an address of this table."""
+        return self._words[(address - self._address) // WORD_BYTES]
+
+    def set_word(self, address: int, value: int) -> None:
+        """Write a word at an address of this table."""
+        self._words[(address - self._address) // WORD_BYTES] = value
+
     def close(self) -> None:
         """Unmap and close; no kernel may use an address any more."""
+        self._words.release()
         self._map.close()
         os.close(self.fd)
 
@@ -116,9 +127,11 @@ class BucketTable:
 class Bucket:
     """One row, as its users know it: look how much may go, let it go, and take as much."""
 
-    def __init__(self, row: int, messages_rate: int, bytes_rate: int) -> None:
+    def __init__(
+        self, row: int, messages_rate: int, bytes_rate: int, burst_ns: int = BURST_NS
+    ) -> None:
         """`row` from `BucketTable.address`; rates a second, 0 = none."""
-        self._row = row
+        self._row, self._burst_ns = row, burst_ns
         self._messages_rate = messages_rate
         self._bytes_rate = bytes_rate
 
@@ -133,16 +146,43 @@ class Bucket:
 
     def wait_ns(self, now_ns: int) -> int:
         """In how many ns something may be taken; 0: now."""
-        return int(_wait_direct(self._row, now_ns, self._messages_rate, self._bytes_rate))
+        return int(
+            _wait_direct(self._row, now_ns, self._messages_rate, self._bytes_rate, self._burst_ns)
+        )
 
     def room(self, now_ns: int) -> int:
         """Messages that may be taken now, as far as their rate goes; at least 1 when nothing is
         owed."""
         if not self._messages_rate:
             return 1 << 30
-        return int(_room_direct(self._row + AT_BUCKET_MESSAGES, now_ns, self._messages_rate))
+        word = self._row + AT_BUCKET_MESSAGES
+        return int(_room_direct(word, now_ns, self._messages_rate, self._burst_ns))
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
         """Charge the bucket."""
         _pay_direct(self._row + AT_BUCKET_MESSAGES, now_ns, messages, self._messages_rate)
         _pay_direct(self._row + AT_BUCKET_BYTES, now_ns, byte_count, self._bytes_rate)
+
+
+class JointBucket:
+    """Two buckets that are drawn on together: nothing goes while either is used up."""
+
+    def __init__(self, own: Bucket | None, shared: Bucket) -> None:
+        """`own`: of one topic or subscription; `shared`: of all of a namespace."""
+        self.own, self.shared = own, shared
+
+    def wait_ns(self, now_ns: int) -> int:
+        """In how many ns something may be taken from both; 0: now."""
+        own_ns = 0 if self.own is None else self.own.wait_ns(now_ns)
+        return max(own_ns, self.shared.wait_ns(now_ns))
+
+    def room(self, now_ns: int) -> int:
+        """Messages that may be taken now from both, at least 1 when nothing is owed."""
+        room = self.shared.room(now_ns)
+        return room if self.own is None else min(room, self.own.room(now_ns))
+
+    def take(self, now_ns: int, messages: int, byte_count: int) -> None:
+        """Charge both."""
+        self.shared.take(now_ns, messages, byte_count)
+        if self.own is not None:
+            self.own.take(now_ns, messages, byte_count)

@@ -351,6 +351,10 @@ class RingServer:
         """The local user of a client, as the kernel knows it."""
         return self._users[identity]
 
+    def address_of(self, identity: bytes) -> str:
+        """User and process of a client, as the kernel knows them."""
+        return f"uid:{self._users[identity]} pid:{self._process_ids[identity]}"
+
     def end(self, identity: bytes) -> None:
         """Close a link, if there is one of that identity: its client sees the end of the worker."""
         if identity in self._links:

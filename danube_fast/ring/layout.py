@@ -152,6 +152,8 @@ AT_BUCKET_KEY = 0
 AT_BUCKET_MESSAGES = 8
 """Until when the messages that were taken are paid for, monotonic ns; bytes likewise."""
 AT_BUCKET_BYTES = 16
+AT_BUCKET_LEVEL = 24
+"""A number that is set, beside the two of a rate."""
 BUCKET_TABLE_BYTES = BUCKET_ROWS * BUCKET_ROW_BYTES
 
 COUNTER_MAGIC = 0x4E43_4644  # b"DFCN"

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-__all__ = ["ANONYMOUS", "Authenticator", "TrustClaims"]
+__all__ = ["ANONYMOUS", "Authenticator", "Identity", "TrustClaims"]
 
 ANONYMOUS = "anonymous"
 PRINCIPAL_CHARACTERS_MAX = 256
+
+
+class Identity(str):
+    """The name of a principal that has proved itself, and the proof: a sign-on brings groups that others of the same
+    principal do not have. For messages and logs take `str` of it."""
+
+    __slots__ = ("proof",)
+
+    proof: str
+
+    def __new__(cls, principal: str, proof: str) -> Identity:
+        """Name a principal that `proof` (`curve:KEY`, `uid:NUMBER`) stands for."""
+        identity = super().__new__(cls, principal)
+        identity.proof = proof
+        return identity
 
 
 class Authenticator(Protocol):

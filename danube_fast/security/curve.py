@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import string
 import tomllib
 from dataclasses import dataclass, field
@@ -20,9 +19,9 @@ from pathlib import Path
 
 import zmq
 
-from danube_fast.descriptors import open_file
 from danube_fast.durable import sync_directory
 from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from danube_fast.security.private_files import PrivateFile, read_private, write_new
 
 __all__ = [
     "KeyPair",
@@ -42,11 +41,9 @@ _KEY_CHARACTERS = 40
 _GROUP_CHARACTERS = 5
 """Of a word of 32 bits."""
 _WORDS_END = 1 << 32
-_OWNER_ONLY = 0o600
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_FILE_BYTES_MAX = 4096
 _HEAD = "# CURVE key pair of danube-fast. The secret key proves the identity: keep this file to its owner.\n"
 _REMEDY = "restore the file, or make a new pair and register its public key"
+_KEY_FILE = PrivateFile(remedy=_REMEDY, lost_remedy="make a new pair")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def write_key_file(path: Path, pair: KeyPair) -> None:
     text = f'{_HEAD}public = "{pair.public}"\nsecret = "{pair.secret}"\n'
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _write_new(beside, text.encode())
+        write_new(beside, text.encode())
         try:
             os.link(beside, path)
         finally:
@@ -104,30 +101,13 @@ def write_key_file(path: Path, pair: KeyPair) -> None:
         ) from error
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that does not exist yet, for its owner alone, and sync it. Raises OSError; then it is gone again."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(
-        path, "wb", buffering=0, opener=lambda name, _: open_file(name, flags, _OWNER_ONLY)
-    ) as file:
-        try:
-            os.fchmod(file.fileno(), _OWNER_ONLY)  # whatever a default ACL or the umask say
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        except BaseException:
-            path.unlink()
-            raise
-
-
 def read_key_file(path: Path) -> KeyPair:
     """Read a key pair.
 
     Raises FailedPrecondition if the file is missing or not its owner's alone, InvalidArgument if it holds no key pair.
     No text of the file is in the error.
     """
-    text = _read_private(path)
+    text = _read_text(path)
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -144,43 +124,13 @@ def read_key_file(path: Path) -> KeyPair:
     return KeyPair(public, secret)
 
 
-def _read_private(path: Path) -> str:
-    """Read a small text file that other users can neither read nor have written. Raises FailedPrecondition,
-    InvalidArgument."""
+def _read_text(path: Path) -> str:
+    """Read the text of a key file. Raises FailedPrecondition, InvalidArgument."""
+    content = read_private(path, _KEY_FILE)
     try:
-        # without O_NONBLOCK the open of a FIFO waits for its writer
-        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise FailedPrecondition(f"there is no key file {path}; {_REMEDY}") from None
-    except OSError as error:
-        raise FailedPrecondition(
-            f"cannot read the key file {path}: {error}; its owner must run this"
-        ) from error
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidArgument(f"{path} is not a file; name a key file")
-        if found.st_uid not in (os.geteuid(), 0):
-            raise FailedPrecondition(
-                f"the key file {path} belongs to user {found.st_uid}, who can change it: chown it to the user of this "
-                "process"
-            )
-        if found.st_mode & _OTHERS:
-            raise FailedPrecondition(
-                f"other users may read or write the key file {path} (mode "
-                f"{stat.S_IMODE(found.st_mode):04o}): run `chmod 600 {path}`, and make a new pair if they may have read "
-                "it"
-            )
-        content = os.read(fd, _FILE_BYTES_MAX + 1)
-    finally:
-        os.close(fd)
-    try:
-        text = content.decode("ascii")
+        return content.decode("ascii")
     except UnicodeDecodeError:
-        text = ""
-    if len(content) > _FILE_BYTES_MAX or not text:
-        raise InvalidArgument(f"{path} is no key file of danube-fast; {_REMEDY}")
-    return text
+        raise InvalidArgument(f"{path} is no key file of danube-fast; {_REMEDY}") from None
 
 
 def load_or_make(path: Path) -> KeyPair:

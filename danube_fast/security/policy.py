@@ -19,14 +19,19 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from danube_fast.clock import SECOND_NS
 from danube_fast.errors import PermissionDenied
+from danube_fast.security.authentication import Identity
 from danube_fast.security.records import (
+    API_KEY_SOURCE,
     BUILTIN_ROLES,
+    ApiKey,
     Binding,
     Credential,
     Principal,
     Record,
     Role,
+    SignOn,
     check_key,
     check_record,
     key_of,
@@ -41,10 +46,15 @@ from danube_fast.security.scopes import (
     ScopeKind,
     parse_scope,
 )
-from danube_fast.types import Permission
+from danube_fast.security.sign_ons import KEPT_MAX, SignOns
+from danube_fast.types import AUDIT_TOPIC, Permission
 
 __all__ = ["Policy", "PolicyAuthorizer"]
 
+ENDED_NS = 5 * SECOND_NS
+"""How long a sign-on is known that has ended."""
+FEW = 100
+"""Keys that are taken out of the order one by one."""
 _BITS: dict[str, int] = {permission: 1 << i for i, permission in enumerate(Permission)}
 _LOOKUP = _BITS[Permission.LOOKUP]
 _CONSUME = _BITS[Permission.CONSUME]
@@ -54,6 +64,12 @@ _ON_SUBSCRIPTION = _CONSUME | _LOOKUP
 """All that a scope with a subscription grants on it."""
 _NEVER = 1 << len(_BITS)
 """In no mask."""
+_AUDIT_BITS = {
+    _BITS[Permission.PRODUCE]: _NEVER,
+    _BITS[Permission.MANAGE_TOPIC]: _NEVER,
+    _CONSUME: _CONSUME | _BITS[Permission.MANAGE_CLUSTER],
+}
+"""Permissions on the topic of the audit log: the broker alone writes it, and no one changes or deletes it."""
 
 # Longer than names of topics: a partition's name has an index behind it. What is no name is covered
 # by cluster scope alone.
@@ -180,6 +196,9 @@ class Policy:
         self._subjects: dict[str, tuple[str, ...]] = {}
         """Subjects of bindings that each enabled principal goes by."""
         self._credentials: dict[str, Credential] = {}
+        self.sign_ons = SignOns(self._records, self._subjects)
+        self.changes = 0
+        """Counts changes by which rights may have come or gone; a new sign-on is none."""
         self._masks: dict[str, int] = {}
         self._grants: dict[str, _Grants] = {}
         self._add_builtin_roles()
@@ -216,14 +235,29 @@ class Policy:
                     self._subjects[record.name] = (f"user:{record.name}", *groups)
             case Credential():
                 self._credentials[record.credential] = record
+            case SignOn():
+                self.sign_ons.put(record)
+                while self.sign_ons.weight > KEPT_MAX:
+                    self.remove(self.sign_ons.first_to_end())
+        if not isinstance(record, SignOn) or (
+            isinstance(old, SignOn) and old.groups != record.groups
+        ):
+            self.changes += 1
 
     def remove(self, key: str) -> bool:
-        """Remove the record of that key; whether there was one. Raises InvalidArgument for built-in roles."""
+        """Remove the record of that key, and sign-ons that were made by it; whether there was one. Raises InvalidArgument
+        for built-in roles."""
         check_key(key)
+        if not self._take_out(key):
+            return False
+        del self._keys[bisect_left(self._keys, key)]
+        return True
+
+    def _take_out(self, key: str) -> bool:
+        """Remove a record, but for its place in the order; whether there was one."""
         record = self._records.pop(key, None)
         if record is None:
             return False
-        del self._keys[bisect_left(self._keys, key)]
         match record:
             case Binding():
                 self._unbind(record)
@@ -231,9 +265,28 @@ class Policy:
                 del self._masks[record.name]
             case Principal():
                 self._subjects.pop(record.name, None)
+                self._remove_all(self.sign_ons.held_by(key))
             case Credential():
                 del self._credentials[record.credential]
+            case ApiKey():
+                self._remove_all(self.sign_ons.held_by(f"{API_KEY_SOURCE}{record.id}"))
+            case SignOn():
+                self.sign_ons.discard(record)
+        self.changes += not isinstance(record, SignOn)  # the session ends, and all with it
         return True
+
+    def _remove_all(self, keys: Iterable[str]) -> None:
+        gone = {key for key in keys if self._take_out(key)}
+        if len(gone) > FEW:  # one by one that would take the square of their number
+            self._keys = [key for key in self._keys if key not in gone]
+            return
+        for key in gone:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def purge(self, now_ns: int) -> None:
+        """Remove the sign-ons that have ended `ENDED_NS` before that wall time: until then their sessions are sent away,
+        and one that is renewed at the last moment with other groups counts as a change."""
+        self._remove_all(self.sign_ons.ended(now_ns - ENDED_NS))
 
     def clear(self) -> None:
         """Remove all records."""
@@ -243,6 +296,7 @@ class Policy:
         self._credentials.clear()
         self._grants.clear()
         self._masks.clear()
+        self.sign_ons = SignOns(self._records, self._subjects)
         self._add_builtin_roles()
 
     def get(self, key: str) -> Record | None:
@@ -257,19 +311,24 @@ class Policy:
     def principal_of(self, credential: str, now_ns: int) -> str | None:
         """Return the principal that a credential proves at that wall time, None if it proves none."""
         record = self._credentials.get(credential)
-        if record is None or (record.expires_ns and now_ns >= record.expires_ns):
+        if record is None:
+            return self.sign_ons.principal_of(credential, now_ns)
+        if record.expires_ns and now_ns >= record.expires_ns:
             return None
         return record.principal if record.principal in self._subjects else None
 
     def permits(
         self, principal: str, permission: Permission, resource: str, groups: Sequence[str] = ()
     ) -> bool:
-        """Whether a principal has a permission on a resource; `groups` adds to those of its record.
+        """Whether a principal has a permission on a resource; `groups` adds to those of its record, and so do those that
+        the sign-on of an Identity has claimed.
 
         Resources are "cluster", "namespace:NAME", "/namespace/topic", "/namespace/topic#subscription",
         "subject:NAME"; only cluster scope covers any other text.
         """
         subjects = self._subjects.get(principal)
+        if isinstance(principal, Identity):
+            subjects = self.sign_ons.subjects_of(principal, subjects)
         if subjects is None:
             return False
         if groups:
@@ -394,6 +453,9 @@ def _topic_target(resource: str, bit: int) -> _Target:
         # no topic, so that no scope below the cluster covers it; `system` stays protected all the same
         return _Target(bit, _cluster_bits(resource.split("/")[1], bit))
     namespace, topic, subscription = found.groups(default="")
+    if f"/{namespace}/{topic}" == AUDIT_TOPIC:
+        # no binding to it, to its namespace or to a subscription of it gives anything
+        return _Target(bit, _AUDIT_BITS.get(bit, bit))
     literals: tuple[str, ...]
     if not subscription:
         literals = (f"{NAMESPACE_PREFIX}{namespace}", resource)

@@ -1,7 +1,8 @@
-"""Records of the security policy: roles, bindings of them, principals, credentials.
+"""Records of the security policy: roles, bindings of them, principals, credentials, API keys, sign-ons.
 
-Each has a key of its own in the store (`role/NAME`, `binding/ID`, `principal/NAME`, `credential/ID`) and
-is checked before it is written. A credential holds what names a key, never a secret.
+Each has a key of its own in the store (`role/NAME`, `binding/ID`, `principal/NAME`, `credential/ID`, `api_key/ID`) and
+is checked before it is written. A credential holds what names a key, never a secret. A sign-on (`sign_on/KEY`) is in
+memory only.
 """
 
 from __future__ import annotations
@@ -17,20 +18,33 @@ from danube_fast.security.scopes import parse_scope
 from danube_fast.types import Permission
 
 __all__ = [
+    "API_KEY_SOURCE",
+    "BOOTSTRAP",
     "BUILTIN_ROLES",
     "EXPIRES_NS_MAX",
     "GROUPS_MAX",
+    "JWT_SOURCE",
     "LABEL_CHARACTERS_MAX",
+    "ApiKey",
     "Binding",
     "Credential",
     "Principal",
     "Record",
     "Role",
+    "SignOn",
     "check_key",
     "check_record",
+    "is_name",
     "key_of",
     "parse_scope",
 ]
+
+BOOTSTRAP = "bootstrap-admin"
+"""Principal of the key that a secured broker begins with; no token and no API key is good for it."""
+API_KEY_SOURCE = "api_key:"
+"""In front of the id of the API key that a sign-on was made with."""
+JWT_SOURCE = "jwt:"
+"""In front of the name of the issuer whose token a sign-on was made with."""
 
 GROUPS_MAX = 256
 """Groups of one principal: every check looks at each of them."""
@@ -45,8 +59,11 @@ _UID_MAX = 2**32 - 2  # the last of 32 bits means no user
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,128}\Z")
 _NAME_RULE = "1 to 128 letters, digits, '_', '.', '@' or '-'"
 _CREDENTIAL = re.compile(
-    r"curve:[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z|uid:(?P<uid>0|[1-9][0-9]{0,9})\Z"
+    r"curve:[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z|uid:(?P<uid>0|[1-9][0-9]{0,9})\Z|mtls:[0-9a-f]{64}\Z"
 )
+_API_KEY_ID = re.compile(r"[A-Za-z0-9_-]{16}\Z")
+_SALT = re.compile(r"[0-9a-f]{32}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 # Fields that this version does not know are refused: one of them might forbid something.
@@ -82,17 +99,48 @@ class Principal(_Record, frozen=True, gc=False, tag="principal"):
 
 
 class Credential(_Record, frozen=True, gc=False, tag="credential"):
-    """Proof of a principal: a public key, or a user of this host."""
+    """Proof of a principal: a public key, a user of this host, or a certificate."""
 
     credential: str
-    """`curve:` and 40 characters of Z85, or `uid:` and a number."""
+    """`curve:` and 40 characters of Z85, `uid:` and a number, or `mtls:` and the SHA-256 of a client's certificate."""
     principal: str
     expires_ns: int = 0
     """Wall clock; 0 means never."""
     label: str = ""
 
 
-Record = Role | Binding | Principal | Credential
+class ApiKey(_Record, frozen=True, gc=False, tag="api_key"):
+    """A secret text that a client signs on with, as its salted digest."""
+
+    id: str
+    """16 characters that stand in front of the secret, to find the record by."""
+    principal: str
+    salt: str
+    """16 bytes, hexadecimal."""
+    digest: str
+    """SHA-256 of the salt and the secret, hexadecimal."""
+    expires_ns: int = 0
+    """Wall clock; 0 means never."""
+    label: str = ""
+
+
+class SignOn(_Record, frozen=True, gc=False, tag="sign_on"):
+    """A client's CURVE key that an API key or a token has vouched for, until it expires. In memory only."""
+
+    public_key: str
+    """40 characters of Z85."""
+    principal: str
+    groups: list[str]
+    """Those that the token claims; they count together with those of the principal's record."""
+    expires_ns: int
+    """Wall clock."""
+    source: str
+    """`api_key:ID` or `jwt:NAME` of an issuer."""
+    registered: bool = True
+    """The principal must have a record. Without, an issuer is trusted with principals that have none."""
+
+
+Record = Role | Binding | Principal | Credential | ApiKey | SignOn
 
 BUILTIN_ROLES: dict[str, Role] = {
     role.name: role
@@ -127,6 +175,10 @@ def key_of(record: Record) -> str:
             return f"principal/{record.name}"
         case Credential():
             return f"credential/{record.credential}"
+        case ApiKey():
+            return f"api_key/{record.id}"
+        case SignOn():
+            return f"sign_on/{record.public_key}"
     raise _not_a_record(record)
 
 
@@ -177,20 +229,23 @@ def _check_binding(binding: Binding) -> None:
 
 def _check_principal(principal: Principal) -> None:
     _check_name(principal.name, "a principal")
-    groups = principal.groups
+    _check_groups(principal.name, principal.groups)
+    if not isinstance(principal.disabled, bool):
+        raise InvalidArgument(
+            f"disabled of {principal.name} is not true or false; write one of them"
+        )
+
+
+def _check_groups(principal: str, groups: list[str]) -> None:
     if not isinstance(groups, list) or len(groups) > GROUPS_MAX:
         raise InvalidArgument(
-            f"the groups of {principal.name} are not a list of at most {GROUPS_MAX} names; leave some "
+            f"the groups of {principal} are not a list of at most {GROUPS_MAX} names; leave some "
             "out, or bind the roles to the principal itself"
         )
     for group in groups:
         _check_name(group, "a group")
     if len(set(groups)) != len(groups):
-        raise InvalidArgument(f"{principal.name} is in a group twice; list each group once")
-    if not isinstance(principal.disabled, bool):
-        raise InvalidArgument(
-            f"disabled of {principal.name} is not true or false; write one of them"
-        )
+        raise InvalidArgument(f"{principal} is in a group twice; list each group once")
 
 
 def _check_credential(credential: Credential) -> None:
@@ -200,19 +255,61 @@ def _check_credential(credential: Credential) -> None:
         # the text is not repeated: a secret may have been given by mistake
         raise InvalidArgument(
             "that does not name a credential; write curve: and the 40 characters of a public key in "
-            f"Z85, or uid: and the number of a user, 0 to {_UID_MAX}"
+            f"Z85, uid: and the number of a user, 0 to {_UID_MAX}, or mtls: and the 64 digits of the SHA-256 of a "
+            "certificate"
         )
     _check_name(credential.principal, "a principal")
-    expires_ns = credential.expires_ns
+    what = f"a credential of {credential.principal}"
+    _check_expiry(what, credential.expires_ns)
+    _check_label(what, credential.label)
+
+
+def _check_api_key(api_key: ApiKey) -> None:
+    sound = (
+        (_API_KEY_ID, api_key.id),
+        (_SALT, api_key.salt),
+        (_DIGEST, api_key.digest),
+    )
+    if not all(isinstance(text, str) and pattern.match(text) for pattern, text in sound):
+        # no text is repeated: the secret may have been given by mistake
+        raise InvalidArgument(
+            "that is no record of an API key; make one with: danube-fast security tokens add"
+        )
+    _check_name(api_key.principal, "a principal")
+    what = f"an API key of {api_key.principal}"
+    _check_expiry(what, api_key.expires_ns)
+    _check_label(what, api_key.label)
+
+
+def _check_sign_on(sign_on: SignOn) -> None:
+    if _CREDENTIAL.match(f"curve:{sign_on.public_key}") is None:
+        raise InvalidArgument("that is no public key; send its 40 characters of Z85")
+    _check_name(sign_on.principal, "a principal")
+    _check_groups(sign_on.principal, sign_on.groups)
+    _check_expiry(f"a sign-on of {sign_on.principal}", sign_on.expires_ns)
+    kind, _, name = sign_on.source.partition(":")
+    if (
+        f"{kind}:" not in (API_KEY_SOURCE, JWT_SOURCE)
+        or not is_name(name)
+        or not sign_on.expires_ns
+    ):
+        raise InvalidArgument(
+            f"a sign-on of {sign_on.principal} needs what it was made with, and an end"
+        )
+
+
+def _check_expiry(what: str, expires_ns: int) -> None:
     if type(expires_ns) is not int or not 0 <= expires_ns <= EXPIRES_NS_MAX:
         raise InvalidArgument(
-            f"a credential of {credential.principal} cannot expire at {expires_ns!r:.100}; give "
+            f"{what} cannot expire at {expires_ns!r:.100}; give "
             "nanoseconds since 1970 that fit 8 bytes, or 0 for never"
         )
-    label = credential.label
+
+
+def _check_label(what: str, label: str) -> None:
     if not isinstance(label, str) or len(label) > LABEL_CHARACTERS_MAX or not label.isprintable():
         raise InvalidArgument(
-            f"the label of a credential of {credential.principal} is not a line of text; write at most "
+            f"the label of {what} is not a line of text; write at most "
             f"{LABEL_CHARACTERS_MAX} printable characters"
         )
 
@@ -222,16 +319,23 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Binding: _check_binding,
     Principal: _check_principal,
     Credential: _check_credential,
+    ApiKey: _check_api_key,
+    SignOn: _check_sign_on,
 }
 
 
+def is_name(text: object) -> bool:
+    """Whether a text can be the name of a principal or a group."""
+    return isinstance(text, str) and _NAME.match(text) is not None
+
+
 def _check_name(name: str, what: str) -> None:
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not is_name(name):
         raise InvalidArgument(f"{name!a:.300} is not the name of {what}; give {_NAME_RULE}")
 
 
 def _not_a_record(record: object) -> InvalidArgument:
     return InvalidArgument(
-        f"{type(record).__name__} is not a record of the policy; give a Role, a Binding, a Principal "
-        "or a Credential"
+        f"{type(record).__name__} is not a record of the policy; give a Role, a Binding, a Principal, "
+        "a Credential, an ApiKey or a SignOn"
     )

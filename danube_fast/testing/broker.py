@@ -222,6 +222,11 @@ class Broker:
     # ------------------------------------------------------------ looking at it
 
     @property
+    def ready(self) -> dict[str, Any]:
+        """Its ready line: ports, processes, keys."""
+        return dict(self._ready)
+
+    @property
     def url(self) -> str:
         """For `danube_fast.connect()`."""
         return str(self._ready["url"])

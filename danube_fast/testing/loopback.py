@@ -156,9 +156,12 @@ class LoopbackServer:
         self.wires: dict[bytes, Wire] = {}
         self.drained = False
         """The last `receive` took everything that was there."""
-        self.proves = False
+        self.proves = self.looks_at_senders = False
+        self.guard = None
         self.proof = ""
         """Connections of a simulation prove nothing."""
+        self.introduces = False
+        self.address = ""
         self.is_known: Callable[[bytes], bool] = lambda identity: True
         self._tap = tap
         self._wake = wake
@@ -181,6 +184,9 @@ class LoopbackServer:
     def bind(self, host: str, port: int, ipc_endpoint: str) -> int:
         """Nothing to bind."""
         return 1
+
+    def follow(self, *_: Any) -> None:
+        """Do nothing: connections of a simulation are not looked at."""
 
     def mind_descriptors(self) -> None:
         """There are none."""

@@ -121,7 +121,7 @@ class ScriptedProducer(Peer):
             # what was acked out of order may have been lost, too
             lane.old = [each for each in lane.old if each[0] < expected]
 
-        self.ask(p.OpenProducer(self.next_request(), lane.partition_id, lane.name), done)
+        self.ask(p.OpenProducerUnnamed(self.next_request(), lane.partition_id, lane.name), done)
 
     # ------------------------------------------------------------ steps
 

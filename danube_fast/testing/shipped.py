@@ -113,7 +113,13 @@ class _Dialer:
         """There is always hope."""
         return None
 
-    def settle(self) -> None:
+    redials = False
+
+    def denied(self, error: DanubeError) -> DanubeError | None:
+        """There is no other way in."""
+        return error
+
+    def settle(self, *, is_open: bool = False) -> None:
         """Nothing is watched."""
 
     def lost(self, port: Any, *, was_open: bool) -> DanubeError | None:

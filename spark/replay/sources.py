@@ -81,7 +81,7 @@ class TopicSource:
         """`client`: of the broker that holds the objects; None: the store was asked."""
         self._options, self._snapshot, self._client = options, snapshot, client
         self._store = open_reading(snapshot.store)
-        self._holds = list(snapshot.holds)
+        self._holds, self._topics = list(snapshot.holds), dict(snapshot.topics)
         self._clock = SystemClock()
         self._held_ns = self._clock.monotonic_ns()
         self._by_name: dict[str, PartitionRange] = {}
@@ -137,13 +137,17 @@ class TopicSource:
         for hold in self._holds:
             if self._client is not None:
                 admin = self._client.admin
-                renewed.append(admin.renew_history_hold(hold, hold_seconds=seconds)["hold"])
+                topic = self._topics.pop(hold, None)
+                answer = admin.renew_history_hold(hold, hold_seconds=seconds, topic=topic)
+                renewed.append(answer["hold"])
+                if topic is not None:
+                    self._topics[renewed[-1]] = topic
             else:
                 renewed.append(renew_hold(self._store, hold, seconds, self._clock).key)
         self._holds = renewed
 
     def _release(self) -> None:
-        release_holds(self._holds, self._snapshot.store, self._client)
+        release_holds(self._holds, self._snapshot.store, self._client, self._topics)
 
 
 @functools.cache

@@ -40,7 +40,10 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_from_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     for name in list(os.environ):
         if name.startswith("DANUBE_") and name != "DANUBE_TEST_RUN":
             monkeypatch.delenv(name)

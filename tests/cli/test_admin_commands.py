@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from danube_fast.broker.admin import OPERATIONS
+from danube_fast.errors import FailedPrecondition
+from danube_fast.security.api_keys import verify
+from danube_fast.security.records import ApiKey
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
 
@@ -51,6 +55,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("namespaces policy iot", "namespace_policy", {"namespace": "iot"}),
     ("namespaces set-policy iot producers_max=3", "set_namespace_policy",
      {"namespace": "iot", "values": {"producers_max": "3"}}),
+    ("namespaces describe iot", "describe_namespace", {"namespace": "iot"}),
+    ("namespaces set-quota iot namespace_topics_max=3", "set_namespace_quota",
+     {"namespace": "iot", "values": {"namespace_topics_max": "3"}}),
     ("namespaces create iot", "create_namespace", {"namespace": "iot"}),
     ("namespaces list", "list_namespaces", {}),
     ("namespaces delete iot --yes", "delete_namespace", {"namespace": "iot"}),
@@ -59,8 +66,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("history flush /default/a --hold-seconds 60", "flush_history",
      {"topic": "/default/a", "hold_seconds": 60, "timeout_ms": 60_000}),
     (f"history renew {HOLD} --hold-seconds 60", "renew_history_hold",
-     {"hold": HOLD, "hold_seconds": 60}),
-    (f"history release {HOLD}", "release_history_hold", {"hold": HOLD}),
+     {"hold": HOLD, "hold_seconds": 60, "topic": None}),
+    (f"history release {HOLD} --topic /default/a", "release_history_hold",
+     {"hold": HOLD, "topic": "/default/a"}),
     ("security users add ann --group ops", "set_principal",
      {"name": "ann", "groups": ["ops"], "disabled": None}),
     ("security users list", "list_security", {"record_kind": "principal"}),
@@ -69,6 +77,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
      {"credential": "uid:7", "principal": "ann", "expires_seconds": 60, "label": "laptop"}),
     ("security keys list", "list_security", {"record_kind": "credential"}),
     ("security keys revoke uid:7 --yes", "delete_security", {"record_kind": "credential", "name": "uid:7"}),
+    ("security tokens list", "list_security", {"record_kind": "api_key"}),
+    ("security tokens remove 8fK2lq0ZbX1cVd3e --yes", "delete_security",
+     {"record_kind": "api_key", "name": "8fK2lq0ZbX1cVd3e"}),
     ("security roles add auditor lookup consume", "set_role",
      {"name": "auditor", "permissions": ["lookup", "consume"]}),
     ("security roles list", "list_security", {"record_kind": "role"}),
@@ -77,8 +88,15 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
      {"binding": "b", "subject": "user:ann", "role": "producer", "scope": "/a/*"}),
     ("security bindings list", "list_security", {"record_kind": "binding"}),
     ("security bindings delete b --yes", "delete_security", {"record_kind": "binding", "name": "b"}),
+    ("security audit --since 10min --principal ann --denied", "list_audit",
+     {"since_seconds": 600, "principal": "ann", "denied": True, "limit": 1000}),
     ("security check ann produce /a/x", "check_permission",
      {"principal": "ann", "permission": "produce", "resource": "/a/x"}),
+    ("security server-key show", "describe_server_key", {}),
+    ("security server-key prepare", "rotate_server_key", {"step": "prepare"}),
+    ("security server-key activate", "rotate_server_key", {"step": "activate"}),
+    ("security server-key retire", "rotate_server_key", {"step": "retire"}),
+    ("security server-key revert", "rotate_server_key", {"step": "revert"}),
 ]  # fmt: skip
 
 
@@ -93,11 +111,46 @@ def test_each_command_asks_for_its_operation(
     assert outcome.json() == fake.answers[name]
     assert fake.asked == [(name, arguments)]
     operation = OPERATIONS[name]
-    assert set(arguments) <= set(operation.arguments.__struct_fields__)
+    assert set(arguments) - {"limit"} <= set(operation.arguments.__struct_fields__)
 
 
 def test_every_operation_has_a_command() -> None:
-    assert set(OPERATIONS) == {name for _, name, _ in CALLS}
+    drawn = {"add_api_key"}  # its command draws a secret; the test below
+    assert set(OPERATIONS) == {name for _, name, _ in CALLS} | drawn
+
+
+def test_an_api_key_is_shown_once_and_the_broker_never_sees_it(
+    run: Run, fake: FakeBroker, tmp_path: Path
+) -> None:
+    fake.answers["add_api_key"] = None
+    path = tmp_path / "ann.token"
+    line = ["security", "tokens", "add", "ann", "--expires-seconds", "60", "--label", "desk"]
+    printed = run(*line, "--output", "json").json()["api_key"]
+    filed = run(*line, "--to-file", str(path), "--output", "json").json()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert set(filed) == {"id", "file"}
+    for text, (name, arguments) in zip(
+        (printed, path.read_text().strip()), fake.asked, strict=True
+    ):
+        assert name == "add_api_key"
+        record = ApiKey(
+            arguments["key_id"], arguments["principal"], arguments["salt"], arguments["digest"]
+        )
+        assert verify(text, record) and not verify(text[:-1] + "!", record)
+        assert text.split("_", 2)[2] not in str(arguments)
+        assert (arguments["expires_seconds"], arguments["label"]) == (60, "desk")
+    assert run(*line, "--to-file", str(path)).code != 0, "a file is never overwritten"
+    assert len(fake.asked) == 2
+    assert run(*line).out.strip().startswith("dfk_")
+
+
+def test_a_file_of_an_api_key_that_was_refused_is_gone(
+    run: Run, fake: FakeBroker, tmp_path: Path
+) -> None:
+    fake.answers["add_api_key"] = FailedPrecondition("two live keys")
+    path = tmp_path / "ann.token"
+    assert run("security", "tokens", "add", "ann", "--to-file", str(path)).code == 4
+    assert not path.exists()
 
 
 def test_a_table_is_aligned_and_never_cut(run: Run, fake: FakeBroker) -> None:

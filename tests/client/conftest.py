@@ -49,3 +49,13 @@ def real() -> Iterator[Broker]:
 def topic() -> str:
     """A topic's name that no other test uses."""
     return f"/default/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Any]:
+    """A secured broker and its sign-on port, in threads."""
+    from tests.client.sign_on_site import Site
+
+    site = Site(tmp_path / "tls")
+    yield site
+    site.close()

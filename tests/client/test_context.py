@@ -153,10 +153,3 @@ def test_what_an_interrupt_tore_comes_again(
         got = [consumer.receive(timeout=60) for _ in range(last.offset + 1)]
         assert [message.payload for message in got if message][-2:] == [b"x", b"y"]
         assert producer.flush(10) == last
-
-
-@pytest.mark.parametrize("token", ["secret", ""])
-def test_a_token_is_refused_until_brokers_ask_for_one(broker: Any, token: str) -> None:
-    """It would protect nothing."""
-    with pytest.raises(danube_fast.FailedPrecondition, match="token= is not served yet"):
-        danube_fast.connect(broker.url, token=token)

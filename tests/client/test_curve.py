@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 import danube_fast
 from tests.client import fake_broker
@@ -48,7 +49,7 @@ class Guard:
             while True:
                 version, request, *_, key = zap.recv_multipart()
                 self.asked += 1
-                status = self.status.get(zmq.utils.z85.encode(key), b"400")
+                status = self.status.get(z85.encode(key), b"400")
                 zap.send_multipart([version, request, status, b"", b"user", b""])
         zap.close(0)
 

@@ -199,9 +199,9 @@ def test_bad_urls(url: str) -> None:
         parse_url(url)
 
 
-def test_options_that_are_not_served(broker: Any) -> None:
-    with pytest.raises(danube_fast.FailedPrecondition, match="not served yet"):
-        danube_fast.connect(broker.url, tls=True)
+def test_options_that_do_not_fit(broker: Any) -> None:
+    with pytest.raises(danube_fast.InvalidArgument, match="sign_on="):
+        danube_fast.connect(broker.url, tls="ca.pem")
     with pytest.raises(danube_fast.InvalidArgument, match="transport"):
         danube_fast.connect(broker.url, transport="pigeon")
 

@@ -67,9 +67,11 @@ class House:
     def next_look_ns(self, limit_ns: int) -> int:
         return limit_ns
 
+    redials = False
+
     def verdict(self, now_ns: int) -> None: ...
 
-    def settle(self) -> None: ...
+    def settle(self, *, is_open: bool = False) -> None: ...
 
     def welcome(self) -> None:
         """Open the session of the connection's latest port."""

@@ -88,6 +88,21 @@ def test_a_misspelt_variable_is_refused_and_a_foreign_one_named() -> None:
     assert load_settings(None, foreign).ignored_variables == ["DANUBE_SERVICE_HOST"]
 
 
+def test_variables_of_clients_are_no_settings() -> None:
+    """A shell in which clients run may start a broker, too; what both call DANUBE_SIGN_ON is told apart."""
+    of_clients = {
+        "DANUBE_SIGN_ON": "https://broker.example:6652", "DANUBE_TOKEN_FILE": "/run/token",
+        "DANUBE_TLS": "sha256:00", "DANUBE_SERVER_KEY": "a b", "DANUBE_KEY_FILE": "ann.key",
+    }  # fmt: skip
+    loaded = load_settings(None, of_clients)
+    assert loaded.settings == Settings() and not loaded.ignored_variables
+    of_a_broker = {
+        "DANUBE_SIGN_ON": "0.0.0.0:6652", "DANUBE_AUTH": "required",
+        "DANUBE_TLS_CERTIFICATE": "tls.pem", "DANUBE_TLS_KEY": "tls.key",
+    }  # fmt: skip
+    assert load_settings(None, of_a_broker).settings.sign_on == "0.0.0.0:6652"
+
+
 def test_an_unknown_flag_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="did you mean 'workers'"):
         load_settings({"worker": 1})

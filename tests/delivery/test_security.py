@@ -284,6 +284,26 @@ def test_a_local_user_comes_in_by_shared_memory(server: SecuredServer, transport
             wait_until("the end of the rings", is_out, FELT_SECONDS)
 
 
+def test_a_key_is_not_replaced_by_the_local_user(server: SecuredServer) -> None:
+    """On the broker's host the kernel would prove another principal over rings than the key does over tcp."""
+    with server.come_in("ann") as ann:
+        ann.admin.create_namespace("shop")
+        ann.admin.create_topic(TOPIC)
+        server.add(ann.admin, "zoe", ("producer", TOPIC))
+        server.add(ann.admin, "vic", ("viewer", TOPIC))
+        ann.admin.set_credential(f"uid:{os.geteuid()}", "zoe")
+        with server.come_in("vic", transport="auto") as vic:
+            refused(lambda: vic.producer(TOPIC).publish(b"no"))
+        with server.come_in("ann", transport="auto") as own:
+            assert own.producer(TOPIC).publish(b"by tcp").offset == 0
+            assert not any(each.has_rings for each in own._core.routes.workers.values())
+        with server.come_in("ann", transport="shm") as own:
+            assert "local user" in refused(lambda: own.producer(TOPIC).publish(b"no"))
+        with server.come_in("zoe", transport="auto") as zoe:
+            assert zoe.producer(TOPIC).publish(b"by rings").offset == 1
+            assert all(each.has_rings for each in zoe._core.routes.workers.values())
+
+
 def test_a_broker_that_lets_no_administrator_in_makes_a_new_first_key(tmp_path: Path) -> None:
     secured = SecuredServer(tmp_path / "data", tmp_path)
     first = secured.data_dir / "bootstrap-admin.key"

@@ -185,3 +185,19 @@ def test_what_is_no_hold_is_refused(store: Store, clock: VirtualClock, key: str)
     with pytest.raises(InvalidArgument, match="is not a hold; give what a flush"):
         release_hold(store, key)
     assert {info.key for info in store.list()} == before
+
+
+def test_a_hold_of_one_topic_is_none_of_another(store: Store, clock: VirtualClock) -> None:
+    hold = make_hold(store, KEYS, 10, clock.wall_ns(), "/shop/orders")
+    with pytest.raises(NotFound):
+        renew_hold(store, hold.key, 100, clock, "/shop/other")
+    release_hold(store, hold.key, "/shop/other")
+    renewed = renew_hold(store, hold.key, 100, clock, "/shop/orders")
+    assert renewed.topic == "/shop/orders" and held_keys(store, clock.wall_ns()) == {*KEYS}
+    release_hold(store, renewed.key, "/shop/other")
+    assert held_keys(store, clock.wall_ns()) == {*KEYS}
+    release_hold(store, hold.key, "/shop/orders")
+    assert held_keys(store, clock.wall_ns()) == set()
+    of_reader = make_hold(store, KEYS, 10, clock.wall_ns())
+    release_hold(store, of_reader.key, "/shop/orders")
+    assert held_keys(store, clock.wall_ns()) == {*KEYS}

@@ -28,6 +28,7 @@ ORDERED = {
     "ring.buckets.find_row": "cmpxchg seq_cst acquire, load acquire x2",
     "ring.buckets._room": "load acquire",
     "ring.buckets._forgive": "store release x2",
+    "ring.namespace_words._exchange": "cmpxchg seq_cst acquire, load acquire",
     "ring.doorbell._prepare_sleep": "fence seq_cst, load monotonic, store monotonic, store seq_cst",
     "ring.doorbell._cancel_sleep": "store release",
     "ring.doorbell._sleep_to_end": "fence seq_cst, load monotonic",

@@ -5,6 +5,7 @@ A command or an operation that is new has to be entered in a table here, with th
 
 from __future__ import annotations
 
+import contextlib
 import typing
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,12 @@ P = Permission
 OF_TOPIC: dict[str, Any] = {"topic": TOPIC}
 OF_NAMESPACE: dict[str, Any] = {"namespace": "shop"}
 OF_SUBSCRIPTION: dict[str, Any] = {"topic": TOPIC, "subscription": SUBSCRIPTION}
+NAMED = {"topic": TOPIC, "namespace": "shop"}
+FILTERED = "answers what may be looked up"
+MORE: dict[str, list[tuple[Permission, str]]] = {
+    "move_topic": [(P.LOOKUP, TOPIC)], "set_namespace_quota": [(P.LOOKUP, "namespace:shop")],
+}  # fmt: skip
+"""Rights that an operation needs beside."""
 OPERATIONS: dict[str, tuple[Permission, str, dict[str, Any]]] = {
     "check_permission": (
         P.MANAGE_CLUSTER, "cluster", {"principal": WHO, "permission": "lookup", "resource": TOPIC},
@@ -51,26 +58,35 @@ OPERATIONS: dict[str, tuple[Permission, str, dict[str, Any]]] = {
     "delete_security": (P.MANAGE_CLUSTER, "cluster", {"record_kind": "principal", "name": WHO}),
     "delete_subscription": (P.MANAGE_TOPIC, "topic", OF_SUBSCRIPTION),
     "delete_topic": (P.MANAGE_TOPIC, "topic", OF_TOPIC),
+    "describe_namespace": (P.LOOKUP, "namespace", OF_NAMESPACE),
+    "describe_server_key": (P.MANAGE_BROKER, "cluster", {}),
     "describe_subscription": (P.LOOKUP, "topic", OF_SUBSCRIPTION),
     "describe_topic": (P.LOOKUP, "topic", OF_TOPIC),
     "flush_history": (P.CONSUME, "topic", OF_TOPIC),
+    "list_audit": (P.MANAGE_CLUSTER, "cluster", {}),
     "list_clients": (P.MANAGE_BROKER, "cluster", {}),
-    "list_namespaces": (P.LOOKUP, "cluster", {}),
+    "list_namespaces": (P.LOOKUP, FILTERED, {}),
     "list_security": (P.MANAGE_CLUSTER, "cluster", {"record_kind": "principal"}),
     "list_subscriptions": (P.LOOKUP, "topic", OF_TOPIC),
-    "list_topics": (P.LOOKUP, "cluster", OF_NAMESPACE),
+    "list_topics": (P.LOOKUP, FILTERED, OF_NAMESPACE),
     "move_topic": (P.MANAGE_BROKER, "cluster", {"topic": TOPIC, "worker": 1}),
     "namespace_policy": (P.LOOKUP, "namespace", OF_NAMESPACE),
     "purge_topic": (P.MANAGE_TOPIC, "topic", OF_TOPIC),
-    "release_history_hold": (P.CONSUME, "cluster", {"hold": "h"}),
-    "renew_history_hold": (P.CONSUME, "cluster", {"hold": "h", "hold_seconds": 1}),
+    "release_history_hold": (P.CONSUME, "topic", {**OF_TOPIC, "hold": "h"}),
+    "renew_history_hold": (P.CONSUME, "topic", {**OF_TOPIC, "hold": "h", "hold_seconds": 1}),
+    "rotate_server_key": (P.MANAGE_CLUSTER, "cluster", {"step": "prepare"}),
     "set_binding": (
         P.MANAGE_CLUSTER, "cluster",
         {"binding": "b", "subject": f"user:{WHO}", "role": "admin", "scope": "cluster"},
     ),
+    "add_api_key": (
+        P.MANAGE_CLUSTER, "cluster",
+        {"principal": WHO, "key_id": "k" * 16, "salt": "0" * 32, "digest": "0" * 64},
+    ),
     "set_credential": (P.MANAGE_CLUSTER, "cluster", {"credential": "uid:1", "principal": WHO}),
     "set_failure_policy": (P.MANAGE_TOPIC, "topic", {**OF_SUBSCRIPTION, "values": {}}),
     "set_namespace_policy": (P.MANAGE_NAMESPACE, "namespace", {**OF_NAMESPACE, "values": {}}),
+    "set_namespace_quota": (P.MANAGE_CLUSTER, "cluster", {**OF_NAMESPACE, "values": {}}),
     "set_principal": (P.MANAGE_CLUSTER, "cluster", {"name": WHO}),
     "set_role": (P.MANAGE_CLUSTER, "cluster", {"name": "r", "permissions": ["lookup"]}),
     "set_topic": (P.MANAGE_TOPIC, "topic", {**OF_TOPIC, "partitions": 2}),
@@ -162,21 +178,54 @@ def test_every_operation_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_an_operation_is_refused_exactly_without_its_right(name: str) -> None:
     needed, kind, arguments = OPERATIONS[name]
+    more = MORE.get(name, [])
     for permission, scope in EACH:
-        error = outcome(granted((permission, scope)), name, arguments)
+        error = outcome(granted((permission, scope), *more), name, arguments)
         # who may look at a subscription may look its topic up
         seen = permission is P.LOOKUP and scope == ON_SUBSCRIPTION and kind == "topic"
-        allowed = permission is needed and (scope in COVER[kind] or seen)
+        allowed = kind == FILTERED or (permission is needed and (scope in COVER[kind] or seen))
         if allowed:
             assert error is None, f"{name} with {permission} at {scope}: {error}"
         else:
             assert isinstance(error, PermissionDenied), f"{name}, {permission} at {scope}: {error}"
             assert WHO in str(error) and needed in str(error)
-    without = outcome(granted(), name, arguments)
-    assert isinstance(without, PermissionDenied)
+    if kind == FILTERED:
+        assert admin.OPERATIONS[name].is_filtered
+        return
+    for grants in ([], more, [(needed, "cluster")] if more else []):
+        assert isinstance(outcome(granted(*grants), name, arguments), PermissionDenied)
     stranger = granted(*[(permission, "cluster") for permission in Permission])
     stranger.policy.remove(f"principal/{WHO}")
     assert isinstance(outcome(stranger, name, arguments), PermissionDenied)
+
+
+@pytest.mark.parametrize("name", ["release_history_hold", "renew_history_hold"])
+def test_a_hold_without_its_topic_is_for_who_may_consume_all(name: str) -> None:
+    arguments = {"hold": "h", **({"hold_seconds": 1} if name.startswith("renew") else {})}
+    for permission, scope in EACH:
+        error = outcome(granted((permission, scope)), name, arguments)
+        allowed = (permission, scope) == (P.CONSUME, "cluster")
+        assert (error is None) == allowed, f"{permission} at {scope}: {error}"
+
+
+def test_every_topic_and_namespace_in_an_argument_is_asked_for() -> None:
+    for name, operation in admin.OPERATIONS.items():
+        values = {
+            field: NAMED.get(field, value)
+            for field, value in OPERATIONS[name][2].items()
+        }  # fmt: skip
+        asked: list[str] = []
+        context: Any = Marker()
+
+        def note(principal: str, permission: Permission, resource: str) -> None:
+            asked.append(resource)  # noqa: B023
+
+        with contextlib.suppress(Reached):
+            admin.run(context, note, WHO, name, values, admin.Answer(lambda *_: None))
+        for field in operation.arguments.__struct_fields__:
+            if field in NAMED and not operation.is_filtered:
+                wanted = f"namespace:{NAMED[field]}" if field == "namespace" else NAMED[field]
+                assert any(each.split("#")[0] == wanted for each in asked), f"{name}: {field}"
 
 
 def test_who_names_a_topic_for_dead_letters_must_be_allowed_to_publish_there() -> None:
@@ -192,8 +241,8 @@ def test_who_names_a_topic_for_dead_letters_must_be_allowed_to_publish_there() -
 def test_a_copy_that_is_not_fresh_lets_nothing_through() -> None:
     access = granted(*[(permission, "cluster") for permission in Permission])
     access.is_loaded = False
-    for name, (_, _, arguments) in OPERATIONS.items():
-        assert outcome(access, name, arguments) is not None, name
+    for name, (_, kind, arguments) in OPERATIONS.items():
+        assert kind == FILTERED or outcome(access, name, arguments) is not None, name
 
 
 # ---------------------------------------------------------------- commands of a worker

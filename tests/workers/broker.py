@@ -67,12 +67,13 @@ class Broker:
         fake: str = "tests.workers.fake_shard",
         descriptors: int = 0,
         accept_rollback: bool = False,
+        packages: str = "",
         **changes: Any,
     ) -> None:
-        """`descriptors`: how many its processes may have at most, 0: as many as we."""
+        """`descriptors`: how many its processes may have at most, 0: as many as we. `packages`: a folder of modules."""
         settings = {"data_dir": str(data_dir), "listen": "127.0.0.1:0", **changes}
         self.settings = Settings(**settings)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}".strip(":")}
         self.errors = (data_dir.parent / f"{data_dir.name}-errors").open("w+b")
         command = [sys.executable, "-c", _RUN, msgspec.json.encode(self.settings).decode(), fake]
         command.append("yes" if accept_rollback else "")

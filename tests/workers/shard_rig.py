@@ -61,6 +61,9 @@ class FakeMailbox:
     def fileno(self) -> int:
         return self._eventfd
 
+    def wake(self) -> None:
+        os.eventfd_write(self._eventfd, 1)
+
     def do_work(self, now_ns: int) -> int:
         try:
             os.eventfd_read(self._eventfd)
@@ -143,6 +146,7 @@ class Rig:
             accept_rollback=False,
             logs=[(i, str(directory / f"log-{i}")) for i in log_ids], settings=self.settings,
             data_dir=str(directory), worker_count=worker_count, host_id="rig",
+            processes=SimpleNamespace(workers=list(range(1, 1 + worker_count))),
             process_index=process_index, tcp_host="127.0.0.1", tcp_port=0, ipc_endpoint=ipc_endpoint,
         )  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
@@ -150,7 +154,7 @@ class Rig:
             config=config, settings=self.settings, clock=SystemClock(), mailbox=self.mailbox,
             counters=SimpleNamespace(set=lambda counter, value: None, get=lambda *_: 0),
             heartbeat=lambda: None, set_state=self._set_state, stop_requested=False,
-            buckets=self.buckets,
+            buckets=self.buckets, control=SimpleNamespace(epoch=lambda process: 1),
         )  # fmt: skip
         self.port = 0
         self.worker = ShardWorker(self.boot, self.context, environment)

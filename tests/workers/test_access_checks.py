@@ -28,7 +28,11 @@ class Worker:
             SimpleNamespace(number=n, closed=False, proof="uid:7", principal="pia", consumers={}, identity=b"")
             for n in range(SESSIONS)
         ]  # fmt: skip
-        state: Any = SimpleNamespace(sessions=self.sessions, tables=SimpleNamespace(producers=None))
+        state: Any = SimpleNamespace(
+            sessions=self.sessions,
+            tables=SimpleNamespace(producers=None),
+            catalog=SimpleNamespace(owners={}),
+        )
         ends: Any = SimpleNamespace(close_session=self._close, revoke=lambda identity: None)
         copy: Any = SimpleNamespace(do_work=lambda now_ns: None)
         self.checks = AccessChecks(state, self.access, copy, ends, ends)
@@ -51,8 +55,7 @@ def test_a_revoked_key_ends_all_its_sessions_however_often_rights_change(changes
         worker.tick()
     assert not worker.ended
     worker.access.policy.remove("credential/uid:7")
-    worker.access.policy.version += 1
     for _ in range(2 * SESSIONS // CHECKS_PER_SLICE + 4):  # two passes
         worker.tick()
-        worker.access.policy.version += changes_on
+        worker.access.policy.changes += changes_on
     assert len(worker.ended) == SESSIONS

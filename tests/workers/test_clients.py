@@ -94,6 +94,8 @@ class Context:
 
     processes = Processes.with_workers(2)
     down = 0
+    topics: Any = None
+    security = SimpleNamespace(is_enforced=False)
 
     def clients(self, after: int, limit: int) -> ClientPage:
         return client_page(_sessions(3, 0), after, limit, 0, None)

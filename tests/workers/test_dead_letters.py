@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import messages as m
+from danube_fast.clock import SystemClock
 from danube_fast.errors import Unavailable
+from danube_fast.security.records import Binding, Principal
+from danube_fast.workers.process.access import Access
 from tests.workers.shard_rig import RawClient, Rig, Shifted
 
 DEAD, OTHER = "/default/dead", "/default/other-dead"
@@ -129,3 +132,38 @@ def waiting(rig: Rig, kind: type[m.Message], count: int) -> list[Any]:
     """Answers that the worker waits for, once there are as many."""
     rig.turn(lambda: len(rig.mailbox.asked(kind)) >= count, kind.__name__)
     return rig.mailbox.asked(kind)
+
+
+def test_an_open_target_stops_when_its_right_goes_and_goes_on_when_it_is_back(
+    rig: Rig, client: RawClient
+) -> None:
+    access = Access(SystemClock())
+    access.is_loaded = True
+    access.confirm()
+    right = Binding("b", "user:dora", "producer", DEAD)
+    for record in (Principal("dora"), right):
+        access.policy.put(record)
+    rig.worker.dead_letters._access = access
+    values = {**POISON, "dead_letter_topic": DEAD}
+    rig.operation(m.SetFailurePolicy([1], "s", values, "dora"))
+    fail(rig, client)
+    elsewhere = rig.boot.config.process_index + 1
+    answer(rig, 1, value=m.TopicPlaces([(2, elsewhere)]))
+    question = next(c for c, _ in rig.mailbox.calls if isinstance(c, m.FindDeadLetterTopic))
+    assert question.setter == "dora"
+    waiting(rig, m.OpenProducer, 1)[0](SimpleNamespace(error=None, value=m.Opened(1, 1, 0)))
+    waiting(rig, m.PublishBundle, 1)  # on its way, so that the target stays open
+    access.policy.remove("binding/b")
+    access.policy.version += 1
+    opened = client.open_producer(1, "second")
+    assert client.publish((1, client.frame(opened, 0, [b"poison"])))[0] == 0
+    assert client.receive(1) == [(1, b"poison")]
+    client.send(23, [[1, [1, 2]]], 0, "bad")
+    rig.turn(lambda: described(rig)["dead_letter_fault"], "a fault")
+    assert "dora, who set the failure policy" in described(rig)["dead_letter_fault"]
+    assert len(waiting(rig, m.PublishBundle, 1)) == 1, "published without a right"
+    access.policy.put(right)
+    access.policy.version += 1
+    answer(rig, 2, value=m.TopicPlaces([(2, elsewhere)]))
+    waiting(rig, m.OpenProducer, 2)[1](SimpleNamespace(error=None, value=m.Opened(1, 2, 1)))
+    waiting(rig, m.PublishBundle, 2)

@@ -23,6 +23,7 @@ from danube_fast.ring.counters import (
 from danube_fast.testing.broker import Broker
 from danube_fast.version import VERSION
 from danube_fast.workers.reports import topic_metrics
+from danube_fast.workers.reports.namespace_metrics import NamespaceTotals
 from danube_fast.workers.reports.topic_metrics import SLICE, TopicMetrics, _Share
 from danube_fast.workers.reports.topic_reports import TopicReports
 from tests.workers.broker import wait_until
@@ -91,6 +92,51 @@ def test_topics_and_subscriptions_have_labels_up_to_a_bound(broker: Broker) -> N
     assert samples["danube_fast_topic_messages_in_total", first[1:]] == MESSAGES
 
 
+def test_namespaces_have_rows_and_the_limits_of_their_quota(broker: Broker) -> None:
+    with broker.client() as client:
+        client.admin.create_namespace("tenant")
+        client.admin.set_namespace_quota(
+            "tenant", {"namespace_storage_bytes_max": 1 << 30, "namespace_handles_max": 7}
+        )
+        with client.producer("/tenant/a") as producer:
+            producer.send_many([b"x" * 100] * MESSAGES)
+            producer.flush()
+
+            def counted() -> Samples | None:
+                samples = scrape(broker)
+                name = "danube_fast_namespace_messages_in_total"
+                is_there = samples.get((name, ("tenant",))) == MESSAGES
+                used = samples.get(("danube_fast_namespace_storage_bytes", ("tenant",)), 0)
+                return samples if is_there and used > 100 * MESSAGES else None
+
+            samples = wait_until("the count of the namespace", counted, WAIT_SECONDS)
+        for name, value in {
+            ("danube_fast_namespace_topics", ("tenant",)): 1,
+            ("danube_fast_namespace_handles", ("tenant",)): 1,
+            ("danube_fast_namespace_quota", ("namespace_handles_max", "tenant")): 7,
+        }.items():
+            assert samples[name] == value, name
+        assert ("danube_fast_namespace_handles", ("default",)) not in samples
+
+
+def test_namespaces_are_named_as_they_come_and_no_count_falls() -> None:
+    totals = NamespaceTotals(1)
+
+    def look(*rows: tuple[int, str, int, int]) -> dict[str, list[int]]:
+        for number, namespace, count, moving_epoch in rows:
+            partition: Any = SimpleNamespace(
+                partition_id=number, topic=f"/{namespace}/t", message_count=count,
+                byte_count=10 * count, moving_epoch=moving_epoch,
+            )  # fmt: skip
+            totals.add(partition)
+        return dict(totals.finish())
+
+    assert look((1, "a", 5, 0), (2, "b", 7, 0)) == {"a": [5, 50], "": [7, 70]}
+    assert look((2, "b", 8, 0)) == {"a": [5, 50], "": [8, 80]}, "a topic was deleted"
+    assert look((3, "a", 90, 2)) == {"a": [5, 50], "": [8, 80]}, "it came with what it has"
+    assert look((3, "a", 91, 2)) == {"a": [6, 60], "": [8, 80]}
+
+
 def test_times_of_acks_and_syncs(broker: Broker) -> None:
     with broker.client() as client, client.producer("/default/h", durability="fsync") as producer:
         before = scrape(broker)
@@ -125,6 +171,8 @@ def test_what_is_running_and_what_is_left(broker: Broker) -> None:
     assert 0 < free < disk
     assert 0 < left < quota
     assert samples["danube_fast_scrapes_total", ("coordinator",)] > 0
+    assert samples["danube_fast_auth_required", ()] == 0, "and every local user is let in"
+    assert not [name for name, _ in samples if "tls" in name]
 
 
 def test_a_bucket_is_the_number_of_bits_of_the_microseconds() -> None:
@@ -169,6 +217,7 @@ def _state(topics: int, most: int) -> Any:
         )  # fmt: skip
         partitions[number] = SimpleNamespace(
             partition_id=number, topic=f"/default/t{number}", message_count=1, byte_count=100,
+            moving_epoch=0,
             visible=topics, subscriptions={"s": sub},
         )  # fmt: skip
     reports: list[dict[str, Any]] = []
@@ -216,3 +265,16 @@ def test_without_scrapes_no_worker_looks() -> None:
     for now_ns in range(0, 100_000_000_000, 1_000_000_000):
         metrics.do_work(now_ns)
     assert not state.reports
+
+
+def test_reply_topics_are_added_up_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_metrics, "lag_seconds", lambda *_: 1.0)
+    state = _state(4, 10)
+    for number in (1, 2):
+        state.catalog.by_id[number].topic = f"/system/reply-{number}"
+    metrics = TopicMetrics(state)
+    for turn in range(100):
+        metrics.do_work(turn)
+    names = [topic for topic, _ in state.reports[0].topics]
+    assert sorted(names) == ["/default/t0", "/default/t3", "/system/reply-*"]
+    assert {topic for topic, *_ in state.reports[0].subscriptions} == {*names}

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.frame.image import COMPILING_TEXT, image_path, image_sources, kernel_sources
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
+from danube_fast.workers.supervisor import spawn
 from danube_fast.workers.supervisor.datadir import TOKEN_CHARACTERS, DataDirectory
 from danube_fast.workers.supervisor.spawn import Addresses, Shared
 from tests.workers.broker import WAIT_SECONDS, Broker, Client, is_running, wait_until
@@ -248,7 +250,8 @@ def test_port_rules() -> None:
 def test_the_admin_port_stays_on_loopback_unless_told(
     listen: str, admin: str, host: str, open_to_others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Addresses, "_listen_admin", lambda self: None)
+    listening = SimpleNamespace(getsockname=lambda: ("", 0), close=lambda: None)
+    monkeypatch.setattr(spawn, "_listen", lambda *_: listening)
     settings = Settings(listen=listen, admin=admin, advertise="here", insecure=True)
     addresses = Addresses(settings)
     assert addresses.admin_host == host
@@ -262,6 +265,11 @@ def test_the_admin_port_stays_on_loopback_unless_told(
         is_open = "admin" in open_to_others or (careful.auth == "none" and open_to_others)
         with pytest.raises(InvalidArgument, match="--insecure") if is_open else nullcontext():
             Addresses(careful)
+    tls = {"tls_certificate": "tls.pem", "tls_key": "tls.key"}
+    assert not Addresses(msgspec.structs.replace(asks, **tls)).warnings()
+    if open_to_others:
+        with pytest.raises(InvalidArgument, match="--insecure"):
+            Addresses(msgspec.structs.replace(settings, insecure=False, **tls))
 
 
 def test_a_broker_that_others_reach_says_so(tmp_path: Path) -> None:

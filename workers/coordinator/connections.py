@@ -20,6 +20,7 @@ from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
 from danube_fast.workers.process.access import BOOTSTRAP
 from danube_fast.workers.process.commands import Commands
+from danube_fast.workers.process.denials import is_audited
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.secure_transport import SecureTransport
 
@@ -42,8 +43,9 @@ class Connections:
         self._access = None if secured is None else secured.access
         self.server = environment.make_server(context, settings, secured)
         self.sessions = Sessions(settings, environment.new_token)
-        if secured is not None:
-            self.server.is_known = self.sessions.knows
+        self.server.introduces |= is_audited(settings)
+        self.drained_ns = 0
+        """All that had come by then was taken."""
         self.on_entry: Callable[[str, str], None] = lambda principal, proof: None
         """Told of each client that comes in: principal, proof."""
         authenticate = (self._access or environment.authenticator).authenticate
@@ -54,6 +56,8 @@ class Connections:
             self._answer,
             unknown="this is the bootstrap endpoint; look the topic up, and ask its worker",
         )
+        self.commands.denials = None if secured is None else secured.denials
+        self.commands.address_of = lambda identity: self.server.address
         self.commands.handlers |= {protocol.Ping: self._ping, protocol.Bye: self._bye}
         self._waiting: dict[Session, None] = {}
         self._swept_ns = 0
@@ -69,6 +73,8 @@ class Connections:
         for identity, head, _ in self.server.receive(MESSAGES_PER_TURN_MAX):
             taken += 1
             self._receive(identity, head, now_ns)
+        if self.server.drained:
+            self.drained_ns = now_ns
         for session in list(self._waiting):
             self._flush(session)
         if now_ns - self._swept_ns > SWEEP_NS:

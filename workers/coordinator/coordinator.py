@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from danube_fast.broker import admin
 from danube_fast.broker import messages as m
 from danube_fast.broker.answers import BrokerStatus, ClientPage, LogStatus
 from danube_fast.broker.topics.directory import TopicDirectory
@@ -29,7 +28,6 @@ from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net import protocol
-from danube_fast.net.session import Session
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.counters import Counter
 from danube_fast.roles import Owner, Processes
@@ -37,6 +35,9 @@ from danube_fast.security import Authorizer
 from danube_fast.security.curve import load_or_make
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
+from danube_fast.workers.coordinator.administration import Administration
+from danube_fast.workers.coordinator.audit import AuditLog
+from danube_fast.workers.coordinator.audit_topic import AuditTopic
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.growth import Growth, GrowthDone
 from danube_fast.workers.coordinator.lookups import Lookups
@@ -44,16 +45,21 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
-from danube_fast.workers.coordinator.security import SecurityDirectory
+from danube_fast.workers.coordinator.security import SecurityDirectory, is_recovery
+from danube_fast.workers.coordinator.server_key import ServerKeyRotation
+from danube_fast.workers.coordinator.sign_ons import SignOnChecks
+from danube_fast.workers.coordinator.slices import Slices
 from danube_fast.workers.coordinator.uploaders import Uploads
 from danube_fast.workers.coordinator.watches import Watches
 from danube_fast.workers.process.access import BOOTSTRAP
 from danube_fast.workers.process.boot import Boot, boot
+from danube_fast.workers.process.denials import Denials, is_audited
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.idle import IdleStrategy
-from danube_fast.workers.process.layout import BOOTSTRAP_KEY
+from danube_fast.workers.process.layout import BOOTSTRAP_KEY, RECOVER_ADMIN
 from danube_fast.workers.process.secure_transport import SecureTransport
 from danube_fast.workers.reports.clients import client_page
+from danube_fast.workers.reports.namespaces import NamespaceUsage
 from danube_fast.workers.reports.quota import LogQuotas, room_of
 from danube_fast.workers.reports.reply_topics import ReplyTopicExpiry
 from danube_fast.workers.reports.storage import StorageQuotas
@@ -88,6 +94,7 @@ class Coordinator:
         self._secured = SecureTransport.make(self._settings, data_dir, context, self.clock)
         access = self._secured.access if self._secured is not None else None
         self.security = SecurityDirectory(self._store, booted.mailbox, self.clock, access)
+        SignOnChecks(self.security, booted.mailbox, self.clock)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.owners),
@@ -102,20 +109,34 @@ class Coordinator:
         self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)
         self.storage = StorageQuotas(booted.mailbox, self.topics)
+        self.namespaces = NamespaceUsage(booted, self.topics)
         self.reply_topics = ReplyTopicExpiry(booted.mailbox, self)
         self.topic_reports = TopicReports(booted.mailbox, self.clock)
         self._authorizer: Authorizer = access or environment.authorizer
         self.connections = Connections(
             context, self._settings, self._config.host_id, environment, self._secured
         )
+        self.server_key = ServerKeyRotation(
+            self._secured, booted.mailbox, self.connections.server, self
+        )
+        denials = self._secured.denials if self._secured else Denials(self.clock)
+        self.audit = AuditLog(booted, denials) if is_audited(self._settings) else None
         if access is not None:
+            access.owner_of = self._owner_of
             self._begin_security(data_dir / BOOTSTRAP_KEY)
         self.lookups = Lookups(
-            booted, self.connections, self.topics, self.placement, self._authorizer
+            booted, self.connections, self.topics, self.placement, self._authorizer, self.audit
         )
         self._now_ns = self.clock.monotonic_ns()
-        self.watches = Watches(self.topics, self.connections, self._authorizer, self.clock)
-        self.connections.commands.handlers[protocol.Admin] = self._admin
+        self.slices = Slices(self.clock)
+        self.watches = Watches(
+            self.topics, self.connections, self._authorizer, self.clock, self.in_slices
+        )
+        self.audit_topic = None
+        if self.audit is not None and access is not None:  # else all who come in could write it
+            self.audit_topic = AuditTopic(self, self.audit.folder, self._newest_record)
+        administration = Administration(self, self._authorizer, self.audit, self.connections.reply)
+        self.connections.commands.handlers[protocol.Admin] = administration.handle
         self._web: web.WebThread | None = None
 
     # ---------------------------------------------------------------- life
@@ -124,7 +145,9 @@ class Coordinator:
         """Bind and report READY. Raises Unavailable if the address is taken."""
         config = self._config
         if self._secured is not None:
-            self._secured.open()
+            self._secured.open(self.connections.server)
+        connections, wake = self.connections, self._boot.mailbox.wake
+        connections.server.follow(connections.sessions, lambda: connections.drained_ns, wake)
         port = self.connections.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self._idle = IdleStrategy(
             [self.connections.server.fileno()],
@@ -147,6 +170,10 @@ class Coordinator:
             self._web.stop()
         self.marks.finish(self.clock.monotonic_ns())
         self.connections.close()
+        if self.audit is not None:
+            self.audit.close()
+        if self.audit_topic is not None:
+            self.audit_topic.close()
         if self._secured is not None:
             self._secured.close()
         self._store.close()
@@ -158,30 +185,42 @@ class Coordinator:
         self._boot.heartbeat()
         work = self._boot.mailbox.do_work(now_ns)
         work += self.connections.do_work(now_ns)
+        if self.audit is not None:
+            work += self.audit.do_work(now_ns)
         for record, partitions, error in self.topics.commit():
             _log.error("topic %s could not be created: %s", record.topic, error)
             self.placement.forget(partitions, error)
         work += self.placement.do_work(now_ns)
         work += self.watches.do_work(now_ns)
+        work += self.slices.do_work()
         self.marks.do_work(now_ns, self.quota.cursors)
         self.lookups.do_work(now_ns)
+        if self.audit_topic is not None:
+            self.audit_topic.do_work(now_ns)
         self.security.do_work(now_ns)
+        self.server_key.do_work(now_ns)
         self._boot.counters.set(Counter.SESSIONS, len(self.connections.sessions))
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
             boot = self._boot
             view = web.BrokerView(
                 self.processes, boot.control, boot.counters, self.clock, self.topic_reports.table,
                 lambda: room_of(boot.config, boot.counters),
+                lambda: self.namespaces.table(
+                    self.topic_reports.published(), self._settings.metrics_topics_max
+                ),
             )  # fmt: skip
-            self._web = web.WebThread(view, self._config.admin_fd)
+            access = self._secured.access if self._secured is not None else None
+            denials = self.audit.denials if self.audit is not None else None
+            fd = self._config.admin_fd
+            self._web = web.WebThread(view, fd, self.clock, self._settings, access, denials)
             self._web.start()
         return work
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless a client or a worker wakes the loop."""
-        if self.connections.is_waiting:
+        if self.connections.is_waiting or (self.audit is not None and self.audit.is_waiting):
             return BUSY_POLL_MS
-        waiting = self._boot.mailbox, self.placement, self.watches, self.lookups
+        waiting = self._boot.mailbox, self.placement, self.watches, self.lookups, self.server_key
         deadline_ns = min(part.next_deadline_ns() for part in waiting)
         left_ms = (deadline_ns - self.clock.monotonic_ns()) // MILLISECOND_NS + 1
         return int(max(min(left_ms, IDLE_POLL_MS), 0))
@@ -193,35 +232,30 @@ class Coordinator:
 
     def _begin_security(self, key_file: Path) -> None:
         """Make the key of a first administrator, in a broker whose records let no administrator in; it ends at its first
-        use."""
-        directory = self.security
-        if not directory.has_administrator():
-            directory.begin(load_or_make(key_file).public)
+        use. A recovery has made one already."""
+        directory, recovery = self.security, key_file.with_name(RECOVER_ADMIN)
+        if is_recovery(recovery, key_file) or not directory.has_administrator():
+            public = load_or_make(key_file).public
+            directory.begin(public)
+            self._record("make_bootstrap_key", f"curve:{public}")
+        _remove(recovery)
 
         def entered(principal: str, proof: str) -> None:
             if principal == BOOTSTRAP:
+                self._record("end_bootstrap_key", proof)
                 directory.used(principal, proof)
-                try:
-                    key_file.unlink(missing_ok=True)
-                except OSError as error:
-                    _log.warning("%s is good for nothing any more: %s", key_file, error)
+                _remove(key_file)
 
         self.connections.on_entry = entered
 
-    # ---------------------------------------------------------------- ADMIN
+    def _newest_record(self) -> int:
+        return self.audit.seq if self.audit is not None else 0
 
-    def _admin(self, session: Session, command: protocol.Admin) -> None:
-        number = session.number
+    def _record(self, action: str, proof: str) -> None:
+        if self.audit is not None:
+            self.audit.record(action, principal=BOOTSTRAP, proof=proof)
 
-        def on_end(value: Any, error: DanubeError | None) -> None:
-            outcome: protocol.ServerCommand = protocol.Result(command.request, value)
-            if error is not None:
-                outcome = protocol.Error(command.request, error.code, str(error))
-            self.connections.reply(number, outcome)
-
-        authorize, asked = self._authorizer.authorize, command.arguments
-        answer = admin.Answer(on_end)
-        admin.run(self, authorize, session.principal, command.operation, asked, answer)
+    # ---------------------------------------------------------------- for operations
 
     def ask(
         self, worker: int, message: m.Message, on_reply: Callable[[Any, DanubeError | None], None],
@@ -241,6 +275,11 @@ class Coordinator:
     def owner_of(self, log_id: int) -> Owner:
         """Host and number of the worker that owns a log."""
         return self._config.owners[log_id]
+
+    def _owner_of(self, topic: str) -> str | None:
+        """Find the principal that made a reply topic."""
+        record = self.topics.topic(topic)
+        return None if record is None else record.owner or None
 
     def process_of(self, log_id: int) -> int:
         """Process index of the worker that owns a log."""
@@ -298,6 +337,14 @@ class Coordinator:
         target = self.mover.moving.get(partition_id)
         return None if target is None else self.processes.number(target)
 
+    def namespace_usage(self, namespace: str) -> tuple[int, int]:
+        """Return the bytes and the handles of a namespace; see `AdminContext`."""
+        return self.namespaces.of(namespace)
+
+    def in_slices(self, steps: Iterator[None]) -> None:
+        """Take steps, a slice in each turn; see `AdminContext`."""
+        self.slices.add(steps)
+
     def clients(self, after: int, limit: int) -> ClientPage:
         """List connections to the coordinator; see `AdminContext`."""
         return client_page(self.connections.sessions, after, limit, self._now_ns, None)
@@ -314,16 +361,27 @@ class Coordinator:
         ]
         return BrokerStatus(
             version=VERSION, supervisor_pid=config.supervisor_pid, data_dir=config.data_dir,
-            topics=len(self.topics.topics()), partitions=self.topics.partition_count,
+            topics=len(self.topics.by_name), partitions=self.topics.partition_count,
             rebalance=self.rebalancer.status(),
             processes=web.BrokerView(
                 self.processes, boot.control, boot.counters, self.clock
             ).processes(),
             logs=logs,
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
-            auth=self._settings.auth,
+            auth=self._settings.auth, server_keys=self.server_key.keys,
+            audit="off" if self.audit is None else self.audit.fault or "on",
+            listen=self._settings.listen, admin=self._settings.admin, sign_on=self._settings.sign_on,
+            tls=bool(self._settings.tls_certificate),
             history=self.uploads.status(),
         )  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that is good for nothing any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s is good for nothing any more: %s", path, error)
 
 
 def main() -> int:

@@ -112,7 +112,9 @@ class Growth:
         def answered(values: list[Any], errors: list[DanubeError]) -> None:
             found: dict[str, m.Inherited] = {}
             for sub in (sub for value in values for sub in value):
-                inherited = m.Inherited(sub.subscription, sub.type, sub.failure_policy)
+                inherited = m.Inherited(
+                    sub.subscription, sub.type, sub.failure_policy, sub.policy_setter
+                )
                 found.setdefault(sub.subscription, inherited)
             self._step(lambda: then(list(found.values())))(errors[0] if errors else None)
 

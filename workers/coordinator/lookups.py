@@ -9,23 +9,40 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 from typing import Any
 
 from danube_fast.broker import messages as m
+from danube_fast.broker.topics.creation import check_dead_letter_topic
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicOptions, TopicRecord
+from danube_fast.broker.topics.reply_topics import owner_of_new
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import DanubeError, NotFound, PermissionDenied, ResourceExhausted
+from danube_fast.errors import (
+    AlreadyExists,
+    DanubeError,
+    Internal,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
+from danube_fast.security.audit import AuditRecord
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
+from danube_fast.workers.coordinator.administration import record_of
+from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.placement import Placement
+from danube_fast.workers.process.access import Access, may_not_publish
 from danube_fast.workers.process.boot import Boot
 from danube_fast.workers.process.mailbox import NEVER_NS, Request
 
 __all__ = ["Lookups"]
+
+_log = logging.getLogger(__name__)
 
 PLACE_WAIT_MS = 5_000
 """How long a LOOKUP that names no time waits for a worker that is down."""
@@ -48,8 +65,10 @@ class Lookups:
 
     def __init__(
         self, booted: Boot, connections: Connections, topics: TopicDirectory, placement: Placement,
-        authorizer: Authorizer,
+        authorizer: Authorizer, audit: AuditLog | None = None,
     ) -> None:  # fmt: skip
+        """`audit`: where topics that are made here are recorded; None: nowhere."""
+        self._audit = audit
         self._boot, self._connections = booted, connections
         self._topics, self._placement, self._authorizer = topics, placement, authorizer
         self._parked: dict[str, list[_Parked]] = {}
@@ -86,34 +105,61 @@ class Lookups:
             if session is None:
                 continue
             try:
-                self._lookup(session, parked.command)
+                self._connections.commands.run(session, parked.command)
             except DanubeError as error:
                 self._fail(parked.session, parked.command.request, error)
 
     # ---------------------------------------------------------------- clients
 
-    def _lookup(self, session: Session, command: protocol.Lookup) -> None:
-        name = parse_topic(command.topic)
-        self._authorizer.authorize(session.principal, Permission.LOOKUP, name)
-        record, index = self._topics.topic(name), None
-        if record is None and (part := self._topics.partition_of(name)) is not None:
-            record, index = part
+    def _lookup(
+        self, session: Session, command: protocol.Lookup, begun: AuditRecord | None = None
+    ) -> None:
+        """Answer now, or when the topic is there and placed. `begun`: the record that allows to make it."""
+        name, created = parse_topic(command.topic), None
+        record, index = self._find(session.principal, name)
         options = TopicOptions.parse(command.create) if command.create is not None else None
         if record is None:
-            record = self._create_or_park(session, command, options)
+            record = self._create_or_park(session, command, options, begun)
             if record is None:
                 return
+            created = begun
         elif options is not None and index is None:
             self._topics.check_options(record, options)
-        self._answer_when_placed(session.number, command, record, index)
+        if begun is not None and created is None:  # another client was faster
+            self._end(begun, AlreadyExists(f"topic {name} exists already"))
+        self._answer_when_placed(session.number, command, record, index, created)
+
+    def _find(self, principal: str, name: TopicName) -> tuple[TopicRecord | None, int | None]:
+        """Find a topic, or a partition by its name: the rights to it are those to its topic. Raises PermissionDenied in
+        the same words whether it exists or not."""
+        part = None if self._topics.topic(name) else self._topics.partition_of(name)
+        if part is not None:
+            try:
+                self._authorizer.authorize(principal, Permission.LOOKUP, part[0].topic)
+            except PermissionDenied:
+                pass  # go on as if there was no such partition
+            else:
+                return part
+        # a client that says the name of a reply topic has it from a request
+        is_reply = name.startswith(REPLY_TOPICS)
+        permission = Permission.PRODUCE if is_reply else Permission.LOOKUP
+        self._authorizer.authorize(principal, permission, name)
+        return self._topics.topic(name), None
 
     def _create_or_park(
-        self, session: Session, command: protocol.Lookup, options: TopicOptions | None
-    ) -> TopicRecord | None:
+        self, session: Session, command: protocol.Lookup, options: TopicOptions | None,
+        begun: AuditRecord | None,
+    ) -> TopicRecord | None:  # fmt: skip
         """Create the topic, or park the LOOKUP and return None. Raises NotFound if neither is wanted."""
         if options is not None and self._boot.settings.auto_create_topics:
-            self._authorize_creation(session.principal, parse_topic(command.topic))
-            record = self._topics.create(command.topic, options, self._boot.clock.wall_ns())
+            owner = self._authorize_creation(session.principal, parse_topic(command.topic), options)
+            is_recorded = self._audit is not None and not command.topic.startswith(REPLY_TOPICS)
+            if is_recorded and begun is None:
+                # what cannot be made is no change: a client that tries in vain leaves nothing in the log
+                self._topics.check_new(parse_topic(command.topic), options)
+                self._begin(session, command)
+                return None
+            record = self._topics.create(command.topic, options, self._boot.clock.wall_ns(), owner)
             self.appeared(command.topic)
             return record
         if command.wait_ms <= 0:
@@ -128,24 +174,59 @@ class Lookups:
         heapq.heappush(self._deadlines, (parked.deadline_ns, next(self._order), command.topic))
         return None
 
-    def _authorize_creation(self, principal: str, topic: TopicName) -> None:
-        """Ask for the right to make a topic by publishing to it: on the topic itself, or on all of its namespace."""
+    def _begin(self, session: Session, command: protocol.Lookup) -> None:
+        """Go on with a LOOKUP that makes a topic once that is recorded."""
+        record = record_of(session, command.request, "create_topic", command.topic)
+
+        def begun(error: DanubeError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if session.closed:  # revoked meanwhile, perhaps
+                    raise Unavailable("the session has ended")
+                self._lookup(session, command, record)
+            except DanubeError as fault:
+                if error is None:
+                    self._end(record, fault)
+                self._fail(session.number, command.request, fault)
+            except Exception as fault:  # one bad request must not end the others' sessions
+                _log.exception("LOOKUP failed")
+                internal = Internal(f"Lookup failed: {fault!r}; see the broker's log")
+                self._end(record, internal)
+                self._fail(session.number, command.request, internal)
+
+        if self._audit is not None:
+            self._audit.begin(record, begun)
+
+    def _end(self, record: AuditRecord, error: DanubeError | None) -> None:
+        if self._audit is not None:
+            self._audit.end(record, error)
+
+    def _authorize_creation(self, principal: str, topic: TopicName, options: TopicOptions) -> str:
+        """Ask for the right to make a topic by publishing to it: on the topic itself, or on all of its namespace. Return
+        the owner of a reply topic, which any client may make."""
         if topic.startswith(REPLY_TOPICS):
-            return
+            if not isinstance(self._authorizer, Access):
+                return ""
+            return owner_of_new(self._topics, topic, options, principal)
         try:
             self._authorizer.authorize(principal, Permission.MANAGE_TOPIC, topic)
         except PermissionDenied:
             namespace = f"namespace:{topic.namespace}"
             self._authorizer.authorize(principal, Permission.PRODUCE, namespace)
+        return ""
 
     def _answer_when_placed(
-        self, session: int, command: protocol.Lookup, record: TopicRecord, index: int | None
-    ) -> None:
+        self, session: int, command: protocol.Lookup, record: TopicRecord, index: int | None,
+        created: AuditRecord | None = None,
+    ) -> None:  # fmt: skip
         partitions = self._topics.partitions(record)
         if index is not None:
             partitions = [partitions[index]]
 
         def placed(error: DanubeError | None) -> None:
+            if created is not None:  # without its worker the topic is there all the same
+                self._end(created, None if isinstance(error, Unavailable) else error)
             if error is not None:
                 self._fail(session, command.request, error)
                 return
@@ -183,15 +264,31 @@ class Lookups:
 
     # ---------------------------------------------------------------- workers
 
+    def _check_dead_letters(self, topic: TopicName, setter: str) -> None:
+        """Raise what prevents that dead letters go to a topic, by a failure policy that a principal has set."""
+        access = self._authorizer
+        if not isinstance(access, Access):
+            self._topics.check_takes_dead_letters(topic)
+            return
+
+        def may(permission: Permission, resource: str) -> bool:
+            return access.permits(setter, permission, resource)
+
+        if not may(Permission.PRODUCE, topic):
+            raise may_not_publish(setter, topic)
+        check_dead_letter_topic(self._topics, topic, may)
+
     def _find_dead_letter_topic(self, request: Request[m.FindDeadLetterTopic]) -> None:
         name = parse_topic(request.message.topic)
         record = self._topics.topic(name)
-        self._topics.check_takes_dead_letters(name)
+        self._check_dead_letters(name, request.message.setter)
         if not request.message.create:
             request.reply(m.TopicPlaces([]))
             return
         if record is None:
             record = self._topics.create(name, TopicOptions.parse({}), self._boot.clock.wall_ns())
+            if self._audit is not None:
+                self._audit.record("create_topic", principal=request.message.setter, resource=name)
             self.appeared(name)
         partitions = self._topics.partitions(record)
 

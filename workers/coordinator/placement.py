@@ -90,8 +90,10 @@ def assignment(topics: TopicDirectory, partition: PartitionRecord) -> m.Assignme
         first_offset=partition.extents[-1].first_offset,
         owner_epoch=partition.owner_epoch,
         policy=topics.policy_of(topic),
+        quota=topics.quota_of(topic),
         subscriptions=topics.inherited.get(partition.partition_id, []),
         is_old=partition.partition_id in topics.loaded,
+        owner=topic.owner,
     )
 
 

@@ -3,29 +3,42 @@
     administrator --change--> metadata store --> own copy --SecurityChanged--> workers
                                                           --SecurityConfirmed, every few seconds-->
 
-A change is durable before any process acts on it. Changes to one worker and the pages that it asks for go the same way in
+A change is durable before any process acts on it; sign-ons are in memory only. Changes to one worker and the pages that it asks for go the same way in
 order, so a copy that is read while records change is right at its end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS, Clock
-from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, NotFound
+from danube_fast.countdown import Countdown
+from danube_fast.errors import (
+    AlreadyExists,
+    DanubeError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+)
 from danube_fast.metadata.store import CHANGES_MAX, MetadataStore
+from danube_fast.security.api_keys import LIVE_KEYS_MAX
+from danube_fast.security.curve import read_key_file
+from danube_fast.security.http_proofs import MTLS
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
+    ApiKey,
     Binding,
     Credential,
     Principal,
     Record,
     Role,
+    SignOn,
     check_record,
     key_of,
 )
@@ -33,15 +46,22 @@ from danube_fast.types import Permission
 from danube_fast.workers.process.access import BOOTSTRAP, OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
-__all__ = ["SecurityDirectory"]
+__all__ = ["SecurityDirectory", "is_recovery"]
 
 _log = logging.getLogger(__name__)
 
 PREFIX = "/security/"
 PAGE_RECORDS = 500
 CONFIRM_NS = 5 * SECOND_NS
-COMMANDS = {"principal": "users", "credential": "keys", "role": "roles", "binding": "bindings"}
+KNOWN_MS = 500
+"""A worker that does not say in that time that it knows a sign-on hears of it later than its client."""
+COMMANDS = {
+    "principal": "users", "credential": "keys", "role": "roles", "binding": "bindings", "api_key": "tokens",
+    "sign_on": "tokens",
+}  # fmt: skip
 """Kinds of records, and the commands of `danube-fast security` about them."""
+UNTOLD = ("salt", "digest")
+"""Fields of an API key that no list shows."""
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -49,6 +69,20 @@ def _place_of(key: str) -> str:
     """Return the path of a record in the store; names have characters that paths do not take."""
     kind, _, name = key.partition("/")
     return f"{PREFIX}{kind}/{name.encode().hex()}"
+
+
+def is_recovery(request: Path, key_file: Path) -> bool:
+    """Whether the key of an administrator that is in `key_file` is to be taken although there is one: `request` names it."""
+    try:
+        public = request.read_text(encoding="ascii").strip()
+        return public == read_key_file(key_file).public
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, DanubeError) as error:
+        _log.warning(
+            "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
+        )
+        return False
 
 
 class SecurityDirectory:
@@ -78,6 +112,11 @@ class SecurityDirectory:
         return self._policy
 
     @property
+    def rights(self) -> Access | Policy:
+        """Answers who may do what, as processes decide it."""
+        return self._access or self._policy
+
+    @property
     def is_enforced(self) -> bool:
         """Whether security is on."""
         return self._access is not None
@@ -89,6 +128,7 @@ class SecurityDirectory:
             self._policy.principal_of(record.credential, now_ns)
             for record in self._all()
             if isinstance(record, Credential)
+            and not record.credential.startswith(MTLS)  # no rights are given over HTTPS
         }
         permission = Permission.MANAGE_CLUSTER
         return any(
@@ -99,10 +139,11 @@ class SecurityDirectory:
         )
 
     def do_work(self, now_ns: int) -> None:
-        """Confirm the newest version to the processes that have copies, when it is time."""
+        """Confirm the newest version to the processes that have copies, and purge sign-ons, when it is time."""
         if now_ns - self._confirmed_ns < CONFIRM_NS:
             return
         self._confirmed_ns = now_ns
+        self._policy.purge(self._clock.wall_ns())
         if self._access is not None:
             self._access.confirm()
         self._notify(m.SecurityConfirmed(self._policy.version))
@@ -132,6 +173,23 @@ class SecurityDirectory:
             self.remove([f"credential/{proof}"])
 
     # ---------------------------------------------------------------- changes
+
+    def keep(self, records: Sequence[Record], asker: int, on_done: Callable[[], None]) -> None:
+        """Put records in memory, here and in all processes; `on_done` is called when they have them, or do not answer.
+        The process that asks for it is not waited for."""
+        values = [msgspec.json.encode(record) for record in records]
+        for record in records:
+            self._policy.put(record)
+        previous = self._policy.version
+        self._policy.version = previous + 1
+        message = m.SecurityChanged(self._policy.version, previous, values, [])
+        with Countdown(lambda _: on_done()) as countdown:
+            self._notify(message, [asker])
+            for process in self._told - {asker}:
+                heard = countdown.add()
+                self._mailbox.call(
+                    process, message, on_reply=lambda _, heard=heard: heard(None), timeout_ms=KNOWN_MS,  # type: ignore[misc]
+                )  # fmt: skip
 
     def change(self, records: Sequence[Record]) -> None:
         """Make these records, or put them in place of those of the same keys, all or none. Raises InvalidArgument."""
@@ -185,6 +243,8 @@ class SecurityDirectory:
             raise InvalidArgument(
                 f"{credential} is every user of another user namespace; register the user that the client runs as"
             )
+        if self._policy.sign_ons.get(credential) is not None:
+            raise FailedPrecondition(f"{credential} has signed on; register another key")
         known = self._policy.get(f"credential/{credential}")
         if isinstance(known, Credential) and known.principal != principal:
             raise FailedPrecondition(
@@ -199,6 +259,36 @@ class SecurityDirectory:
             ]
         )
 
+    def add_api_key(
+        self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
+    ) -> None:
+        """Add an API key of the principal `name`; see the operation. Raises NotFound, AlreadyExists, FailedPrecondition."""
+        now_ns = self._clock.wall_ns()
+        expires_ns = now_ns + expires_seconds * SECOND_NS if expires_seconds else 0
+        made = ApiKey(key_id, name, salt, digest, expires_ns, label)
+        check_record(made)
+        if self._policy.get(f"principal/{name}") is None:
+            raise NotFound(
+                f"there is no principal {name}; make it with: danube-fast security users add {name}"
+            )
+        if name == BOOTSTRAP:
+            raise FailedPrecondition(f"{name} has its key file only; make a user of your own")
+        known = self._policy.get(key_of(made))
+        if isinstance(known, ApiKey):
+            if (known.principal, known.digest) == (name, made.digest):
+                return  # asked a second time
+            raise AlreadyExists("there is an API key of that id; draw another one")
+        mine = [each for each in self._all() if isinstance(each, ApiKey) and each.principal == name]
+        ended = [each for each in mine if each.expires_ns and now_ns >= each.expires_ns]
+        if len(mine) - len(ended) >= LIVE_KEYS_MAX:
+            ids = " and ".join(each.id for each in mine if each not in ended)
+            raise FailedPrecondition(
+                f"{name} has {LIVE_KEYS_MAX} live API keys, {ids}: remove the one that is no longer used, with: "
+                "danube-fast security tokens remove ID"
+            )
+        self.change([made])
+        self.remove(key_of(each) for each in ended)
+
     def put_binding(self, binding: str, subject: str, role: str, scope: str) -> None:
         """Make or change a binding; see the operation. Raises FailedPrecondition."""
         known = self._policy.get(f"binding/{binding}")
@@ -210,6 +300,10 @@ class SecurityDirectory:
 
     def remove_record(self, kind: str, name: str) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument."""
+        if kind == "sign_on":
+            raise InvalidArgument(
+                "a sign-on ends with what it was made by: remove the API key, or disable the user"
+            )
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
             group = COMMANDS.get(kind, "users")
@@ -221,7 +315,7 @@ class SecurityDirectory:
             keys = [
                 key_of(record)
                 for record in self._all()
-                if (isinstance(record, Credential) and record.principal == name)
+                if (isinstance(record, Credential | ApiKey) and record.principal == name)
                 or (isinstance(record, Binding) and record.subject == subject)
             ] + keys
         self.remove(keys)
@@ -230,7 +324,7 @@ class SecurityDirectory:
         """List records of a kind behind a name, as maps. Raises InvalidArgument."""
         if kind not in COMMANDS:
             raise InvalidArgument(
-                f"{kind!r} is no kind of records; write role, binding, principal or credential"
+                f"{kind!r} is no kind of records; write role, binding, principal, credential, api_key or sign_on"
             )
         rows: list[dict[str, Any]] = []
         place = f"{kind}/{after}"
@@ -239,16 +333,21 @@ class SecurityDirectory:
             for record in page:
                 if not key_of(record).startswith(f"{kind}/") or len(rows) == limit:
                     return rows
-                rows.append(msgspec.to_builtins(record))
+                row = msgspec.to_builtins(record)
+                rows.append({name: row[name] for name in row if name not in UNTOLD})
             if len(page) < PAGE_RECORDS:
                 break
             place = key_of(page[-1])
         return rows
 
     def _all(self) -> Iterable[Record]:
+        """Go through the records that are stored; sign-ons, of which there may be many, come behind them."""
         after = ""
         while page := self._policy.page(after, PAGE_RECORDS):
-            yield from page
+            for record in page:
+                if isinstance(record, SignOn):
+                    return
+                yield record
             after = key_of(page[-1])
 
     # ---------------------------------------------------------------- copies
@@ -258,8 +357,8 @@ class SecurityDirectory:
         self._policy.version = max(previous + 1, revision or 0)
         self._notify(m.SecurityChanged(self._policy.version, previous, values, removed))
 
-    def _notify(self, message: m.Message) -> None:
-        for process in self._told:
+    def _notify(self, message: m.Message, processes: Iterable[int] | None = None) -> None:
+        for process in self._told if processes is None else processes:
             try:
                 self._mailbox.notify(process, message)
             except DanubeError as error:  # its copy is not confirmed any more, and it will ask

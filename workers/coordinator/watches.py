@@ -9,6 +9,7 @@ there are any.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube_fast.broker.topics.changes import Change
@@ -61,8 +62,11 @@ class Watches:
     """Answer the watches of all sessions, one for each."""
 
     def __init__(
-        self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock
-    ) -> None:
+        self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock,
+        in_slices: Callable[[Iterator[None]], None],
+    ) -> None:  # fmt: skip
+        """`in_slices` takes steps, a slice of them in each turn."""
+        self._in_slices = in_slices
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
         self._parked: dict[int, _Watch] = {}
@@ -120,10 +124,21 @@ class Watches:
         ]
 
     def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
-        value: dict[str, Any] = {"cursor": self._topics.changes.cursor}
+        cursor = self._topics.changes.cursor
         if news is None:
-            names = (record.topic for record in self._topics.topics())
-            value["topics"] = [n for n in names if watch.matches(n) and watch.may_see(n)]
-        else:
-            value["changes"] = [[change.value, topic] for change, topic in news]
+            self._in_slices(self._list(number, watch, cursor))
+            return
+        changes = [[change.value, topic] for change, topic in news]
+        self._reply(number, watch, {"cursor": cursor, "changes": changes})
+
+    def _list(self, number: int, watch: _Watch, cursor: str) -> Iterator[None]:
+        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor."""
+        names: list[str] = []
+        for record in self._topics.by_name.behind(""):
+            if watch.matches(record.topic) and watch.may_see(record.topic):
+                names.append(record.topic)
+            yield
+        self._reply(number, watch, {"cursor": cursor, "topics": names})
+
+    def _reply(self, number: int, watch: _Watch, value: dict[str, Any]) -> None:
         self._connections.reply(number, protocol.Result(watch.command.request, value))

@@ -2,7 +2,8 @@
 
 The listening socket was made by the supervisor and is inherited, so requests wait instead of being
 refused while the coordinator starts, or starts again. The thread imports what it needs by itself,
-after the broker is ready: that takes half a second, which no client should wait for.
+after the broker is ready: that takes half a second, which no client should wait for. With a certificate it
+speaks TLS only, and looks once a second whether the certificate's files have changed.
 """
 
 from __future__ import annotations
@@ -13,73 +14,43 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from danube_fast.admin.view import BrokerView
+from danube_fast.admin.view import BrokerView, Exposure
+from danube_fast.clock import Clock
+from danube_fast.config import Settings
+from danube_fast.errors import DanubeError
+from danube_fast.workers.coordinator.request_access import RequestAccess
+from danube_fast.workers.process.access import Access
+from danube_fast.workers.process.denials import Denials
+
+if TYPE_CHECKING:  # Starlette takes a while, and no client should wait for it
+    from danube_fast.security.tls import ServerTls
 
 __all__ = ["BrokerView", "WebThread"]
 
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-REQUEST_SECONDS = 10.0
-"""A request must be sent, and its answer read, in this time."""
-CONNECTIONS_MAX = 32
-"""Then the one that has waited longest is closed for a new one."""
 ACCEPTED_AT_ONCE_MAX = 16
 RETRY_SECONDS = 1.0
 STOP_WAIT_SECONDS = 1.0
 """The thread dies with the process; only requests under way are waited for."""
 
 
-def impatient_protocol() -> type[Any]:
-    """Protocol of uvicorn for connections that are closed if their request, or the reading of the
-    answer, takes too long; or when they are the oldest and there are too many."""
-    import asyncio
-
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    waiting: dict[Any, asyncio.TimerHandle] = {}
-    """Connections, the one that has waited longest first."""
-
-    class Impatient(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait()
-            if len(waiting) > CONNECTIONS_MAX:
-                next(iter(waiting)).give_up()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._wait_no_more()
-            super().connection_lost(exc)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self.transport.is_closing():
-                self._wait()
-
-        def give_up(self) -> None:
-            """Close the connection at once."""
-            self._wait_no_more()
-            self.transport.abort()
-
-        def _wait(self) -> None:
-            self._wait_no_more()
-            waiting[self] = self.loop.call_later(REQUEST_SECONDS, self.give_up)
-
-        def _wait_no_more(self) -> None:
-            timer = waiting.pop(self, None)
-            if timer is not None:
-                timer.cancel()
-
-    return Impatient
-
-
 class WebThread:
     """Serve HTTP on an inherited listening socket until `stop`."""
 
-    def __init__(self, view: BrokerView, listen_fd: int) -> None:
+    def __init__(
+        self, view: BrokerView, listen_fd: int, clock: Clock, settings: Settings, access: Access | None,
+        denials: Denials | None = None,
+    ) -> None:  # fmt: skip
+        """`access`: who may ask for what; None: all may ask for everything."""
         self._view, self._socket = view, socket.socket(fileno=listen_fd)
+        self._clock, self._settings = clock, settings
+        self._guard = RequestAccess(access, clock, denials) if access is not None else None
+        self._tls: ServerTls | None = None
+        view.exposure = self._exposure
         self._server: Any = None
         self._wake: Callable[[], object] = lambda: None
         self._stopped = threading.Event()
@@ -97,7 +68,31 @@ class WebThread:
             self._wake()
             self._thread.join(STOP_WAIT_SECONDS)
 
+    def _exposure(self) -> Exposure:
+        """Describe who gets in, for metrics."""
+        is_required, tls = self._settings.auth != "none", self._tls
+        if tls is None:
+            return Exposure(is_required)
+        return Exposure(is_required, tls.expires_ns, bool(tls.fault), tls.reloads)
+
+    def _load_tls(self) -> None:
+        """Read the certificate, when there is one to be read; wait for one that can be used."""
+        if not self._settings.tls_certificate:
+            return
+        from danube_fast.security.tls import ServerTls
+
+        said = ""
+        while self._tls is None and not self._stopped.is_set():
+            try:
+                self._tls = ServerTls.of(self._settings)
+            except DanubeError as error:  # the broker goes on without its admin port meanwhile
+                if str(error) != said:
+                    said = str(error)
+                    _log.error("the admin port waits: %s", error)
+                self._stopped.wait(RETRY_SECONDS)
+
     def _run(self) -> None:
+        self._load_tls()
         while not self._stopped.is_set():
             try:
                 self._serve()
@@ -123,6 +118,9 @@ class WebThread:
         import uvicorn
 
         from danube_fast.admin.http_api import create_app
+        from danube_fast.admin.http_connections import limited_protocol
+
+        tls, clock = self._tls, self._clock
 
         class Server(uvicorn.Server):
             """Look at the clock once a second, not ten times: an idle broker should cost nothing."""
@@ -134,14 +132,18 @@ class WebThread:
                 while not await server.on_tick(0):
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(ended.wait(), TICK_SECONDS)
+                    if tls is not None:
+                        tls.refresh(clock.monotonic_ns())
 
         config = uvicorn.Config(
-            create_app(self._view),
-            http=impatient_protocol(),
+            create_app(self._view, self._guard),
+            http=limited_protocol(tls.context if tls is not None else None),
+            ws="none",
             backlog=ACCEPTED_AT_ONCE_MAX,
             log_config=None,
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # any program of this host could say whence it comes
             lifespan="off",
             timeout_graceful_shutdown=1,
         )

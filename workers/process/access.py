@@ -8,68 +8,92 @@ no client in and opens nothing; what is open goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import PermissionDenied, Unavailable
+from danube_fast.security.authentication import Identity
+from danube_fast.security.authorizers import GuardedAuthorizer
 from danube_fast.security.policy import Policy, PolicyAuthorizer
+from danube_fast.security.records import BOOTSTRAP, Credential
 from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.workers.process.commands import OWN_SESSION
 
-__all__ = ["BOOTSTRAP", "CONFIRMED_NS_MAX", "OVERFLOW", "Access"]
+__all__ = ["BOOTSTRAP", "CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
 
 CONFIRMED_NS_MAX = 30 * SECOND_NS
-BOOTSTRAP = "bootstrap-admin"
-"""Principal of the key that a secured broker begins with."""
-
-
 OVERFLOW = "uid:65534"
 """Every user of another user namespace looks like this one."""
-_OF_REPLIES = Permission.LOOKUP, Permission.PRODUCE, Permission.CONSUME
+_OF_OWNER = Permission.LOOKUP, Permission.CONSUME, Permission.MANAGE_TOPIC
+"""What the principal that made a reply topic may do with it."""
 
 
-def _is_reply(permission: Permission, resource: str) -> bool:
-    """Whether that is about a reply topic: its name is a secret of the client that made it and of those it asks."""
-    return resource.startswith(REPLY_TOPICS) and permission in _OF_REPLIES
+def may_not_publish(setter: str, topic: str) -> PermissionDenied:
+    """Make the error for dead letters of a failure policy whose setter may not publish to its topic."""
+    if not setter:
+        return PermissionDenied(
+            f"no one is known to have chosen {topic} in the failure policy: set its dead_letter_topic again"
+        )
+    return PermissionDenied(
+        f"{setter}, who set the failure policy, may not publish to {topic}; bind a role, or let a user that may publish "
+        "there set the policy again"
+    )
 
 
 class Access:
     """The Authenticator and the Authorizer of a secured process. ZAP's thread asks `admits`, the loop all else."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, outer: GuardedAuthorizer | None = None) -> None:
+        """`outer`: of another package; it can take away what roles allow."""
+        self._outer = outer
         self.policy = Policy()
         self._authorizer = PolicyAuthorizer(self.policy)
-        self._clock = clock
+        self.clock = clock
         self._confirmed_ns = -CONFIRMED_NS_MAX
+        self.has_heard: Callable[[], bool] = lambda: True
+        """Whether the copy has all that was said before this process ran on, if it was stopped or held up."""
         self.is_loaded = False
         """Whether the copy was ever whole."""
         self.loads = 0
         """How often it was read whole."""
+        self.owner_of: Callable[[str], str | None] = lambda topic: None
+        """Finds the principal that made a reply topic."""
         self.is_owner = False
         """Whether this is the coordinator's: the key that a broker begins with is good there only."""
 
     def confirm(self) -> None:
         """Note that the copy is the newest one now."""
-        self._confirmed_ns = self._clock.monotonic_ns()
+        self._confirmed_ns = self.clock.monotonic_ns()
 
     @property
     def is_fresh(self) -> bool:
         """Whether the copy may be relied upon."""
-        age_ns = self._clock.monotonic_ns() - self._confirmed_ns
+        age_ns = self.clock.monotonic_ns() - self._confirmed_ns
         return self.is_loaded and age_ns < CONFIRMED_NS_MAX
 
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Which rights there are: another one after each change; a new sign-on changes none."""
+        return self.policy.changes, self.loads, 0 if self._outer is None else self._outer.version
+
     def admits(self, proof: str) -> bool:
-        """Whether a connection with that proof may be made. Raises Unavailable."""
-        self._check_fresh()
+        """Whether a connection with that proof may be made; HELLO asks again. Raises Unavailable."""
+        if not self.is_fresh:
+            raise self._not_known()
         return self.principal_of(proof) is not None
 
     def principal_of(self, proof: str) -> str | None:
         """Return the principal whom the proof names now; None: it names no one (any more)."""
         if proof == OVERFLOW:
             return None
-        principal = self.policy.principal_of(proof, self._clock.wall_ns())
+        principal = self.policy.principal_of(proof, self.clock.wall_ns())
         return None if principal == BOOTSTRAP and not self.is_owner else principal
+
+    def registered_to(self, proof: str) -> str:
+        """Return to whom a proof belongs that may have ended, or whose principal is disabled; empty: to no one."""
+        record = self.policy.get(f"credential/{proof}")
+        return record.principal if isinstance(record, Credential) else ""
 
     def authenticate(self, claims: Mapping[str, Any], proof: str = "") -> str:
         """Return the principal of a connection; claims prove nothing. Raises PermissionDenied, Unavailable."""
@@ -82,26 +106,71 @@ class Access:
             who = f"local user {number}" if kind == "uid" else "this key"
             raise PermissionDenied(
                 f"{who} is not registered with this broker, or not any more; an administrator registers it with: "
-                "danube-fast security keys add"
+                "danube-fast security keys add; one that has signed on signs on again"
             )
-        return principal
+        key = claims.get("key")
+        if proof.startswith("uid:") and isinstance(key, str):
+            self._check_same(principal, proof, f"curve:{key}")
+        return Identity(principal, proof)
+
+    def _check_same(self, principal: str, proof: str, key: str) -> None:
+        """Raise PermissionDenied for a client whose key would give it other rights than its local user: it would act as
+        another principal here than elsewhere."""
+        claimed = self.policy.sign_ons.get(key)
+        if self.principal_of(key) != principal or (claimed is not None and claimed.groups):
+            user = proof.partition(":")[2]
+            raise PermissionDenied(
+                f"local user {user} is {principal} here, and the key or token of this client stands for others' rights: "
+                "use transport='tcp', or register the local user for the same principal"
+            )
 
     def authorize(self, principal: str, permission: Permission, resource: str) -> None:
         """Return if the principal may do that. Raises PermissionDenied, Unavailable."""
         if resource == OWN_SESSION:  # what was opened was authorized then
             return
         self._check_fresh()
-        if not _is_reply(permission, resource):
+        of_reply = self._permits_reply(principal, permission, resource)
+        if of_reply is None:
             self._authorizer.authorize(principal, permission, resource)
+            if self._outer is not None and principal != BOOTSTRAP:
+                self._outer.authorize(principal, permission, resource)
+        elif not of_reply:
+            raise PermissionDenied(
+                f"{principal} may not {permission} {resource}: only the client that made a reply topic reads it"
+            )
 
     def permits(self, principal: str, permission: Permission, resource: str) -> bool:
         """Whether the principal may do that, by the copy as it is."""
-        return _is_reply(permission, resource) or self.policy.permits(
-            principal, permission, resource
+        of_reply = self._permits_reply(principal, permission, resource)
+        if of_reply is not None:
+            return of_reply
+        return self.policy.permits(principal, permission, resource) and (
+            self._outer is None
+            or principal == BOOTSTRAP
+            or self._outer.permits(principal, permission, resource)
         )
 
+    def _permits_reply(self, principal: str, permission: Permission, resource: str) -> bool | None:
+        """Whether a principal may do that with a reply topic; None: roles decide.
+
+        Its name is drawn at random and told in requests alone: that a client knows it is the right to publish there,
+        and to nothing else.
+        """
+        if not resource.startswith(REPLY_TOPICS):
+            return None
+        if permission is Permission.PRODUCE:
+            return True
+        topic = resource.partition("#")[0]
+        if self.owner_of(topic) == principal:
+            return permission in _OF_OWNER
+        return False if permission is Permission.CONSUME else None
+
     def _check_fresh(self) -> None:
-        if not self.is_fresh:
-            raise Unavailable(
-                "this process has not heard for a while who may do what, and opens nothing meanwhile; try again"
-            )
+        if not self.is_fresh or not self.has_heard():
+            raise self._not_known()
+
+    @staticmethod
+    def _not_known() -> Unavailable:
+        return Unavailable(
+            "this process has not heard for a while who may do what, and opens nothing meanwhile; try again"
+        )

@@ -71,6 +71,8 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0 = let the system choose and report it with `set_state`."""
     admin_fd: int = -1
     """Listening socket of the admin port (coordinator only)."""
+    sign_on_fd: int = -1
+    """Listening socket of sign-on (its process only)."""
     advertise: str
     """Host name for clients."""
     ipc_endpoints: list[str]

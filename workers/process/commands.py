@@ -18,6 +18,7 @@ from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.net.session import Session, Sessions
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import Permission
+from danube_fast.workers.process.denials import Denial, Denials
 
 __all__ = ["OWN_SESSION", "Commands", "Handler"]
 
@@ -26,6 +27,13 @@ _log = logging.getLogger(__name__)
 OWN_SESSION = "\0session"
 """Resource of commands that name only what the session opened before, which was authorized then."""
 
+_ACTIONS: dict[type, str] = {
+    p.OpenProducer: "open_producer",
+    p.Subscribe: "subscribe",
+    p.Lookup: "lookup",
+    p.Watch: "watch",
+}
+"""Commands that are refused, as records of denials name them."""
 Handler = Callable[[Session, Any], None]
 
 
@@ -49,6 +57,10 @@ class Commands:
             lambda session, command, error: error
         )
         """What a client is told that has no right."""
+        self.denials: Denials | None = None
+        """Told of each refusal; None: no one wants to know."""
+        self.address_of: Callable[[bytes], str] = lambda identity: ""
+        """Where the sender of the command at hand is; empty: that was told with an earlier one."""
 
     def handle(
         self, identity: bytes, command: p.ClientCommand, now_ns: int, proof: str = ""
@@ -84,11 +96,26 @@ class Commands:
         permission = self.permissions.get(type(command))
         if permission is not None:
             self._authorize(session, permission, command)
-        self.handlers[type(command)](session, command)
+        try:
+            self.handlers[type(command)](session, command)
+        except PermissionDenied:
+            self._note(
+                session,
+                command,
+                getattr(command, "topic", "") or self.resource_of(session, command),
+            )
+            raise
 
     def _greet(self, identity: bytes, command: p.Hello, now_ns: int, proof: str) -> None:
+        known = self._sessions.by_identity(identity)
+        address = self.address_of(identity) or (known.address if known is not None else "")
         try:
             answer: p.ServerCommand = self._greeter.greet(identity, command, now_ns, proof)
+            session = self._sessions.by_identity(identity)
+            if isinstance(answer, p.Welcome) and session is not None:
+                session.address = address
+            elif isinstance(answer, p.Error) and answer.code == PermissionDenied.code:
+                self._note_hello(proof, address)
         except Exception as error:  # an Authenticator's, perhaps: the other sessions go on
             _log.exception("HELLO failed")
             text = f"HELLO failed: {error!r}; see the broker's log"
@@ -100,6 +127,25 @@ class Commands:
         try:
             self._authorizer.authorize(session.principal, permission, resource)
         except PermissionDenied as error:
+            self._note(session, command, resource)
             raise self.refusal_of(session, command, error) from None
         for also, other in self.more_needed(command):
-            self._authorizer.authorize(session.principal, also, other)
+            try:
+                self._authorizer.authorize(session.principal, also, other)
+            except PermissionDenied:
+                self._note(session, command, other)
+                raise
+
+    def _note(self, session: Session, command: Any, resource: str) -> None:
+        """Note that a command was refused."""
+        if self.denials is None:
+            return
+        request = f"{session.number}.{getattr(command, 'request', 0)}"
+        who = session.principal, session.proof, session.address
+        action = _ACTIONS.get(type(command), type(command).__name__)
+        self.denials.note(Denial(action, *who, resource.lstrip("\0"), request=request))
+
+    def _note_hello(self, proof: str, address: str) -> None:
+        """Note that no session was opened: what a connection proves names no one, or not any more."""
+        if self.denials is not None:
+            self.denials.note(Denial("hello", "", proof, address))

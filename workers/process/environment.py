@@ -13,15 +13,16 @@ from pathlib import Path
 
 import zmq
 
-from danube_fast.clock import Clock
+from danube_fast.clock import MILLISECOND_NS, Clock, SystemClock
 from danube_fast.config import Settings
 from danube_fast.history.stores.opening import open_store
 from danube_fast.history.stores.store import ObjectStore
 from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.metadata.seal import SealFile
 from danube_fast.metadata.store import MetadataStore
+from danube_fast.net.connection_guard import ConnectionGuard, Limits
 from danube_fast.net.greeting import message_bytes_max
-from danube_fast.net.server import Server
+from danube_fast.net.server import PART_BYTES_MAX_SLACK, Server
 from danube_fast.net.session import TOKEN_BYTES
 from danube_fast.security import AllowAll, Authenticator, Authorizer, TrustClaims
 from danube_fast.wal.background import Background
@@ -31,6 +32,8 @@ from danube_fast.workers.process.secure_transport import SecureTransport
 
 __all__ = ["Environment"]
 
+SOCKET_BYTES = 8 * 1024 * 1024
+"""Bytes of a connection that the system holds for ZeroMQ, at most."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -106,10 +109,17 @@ class Environment:
         self, context: zmq.Context[zmq.Socket[bytes]], settings: Settings, secured: SecureTransport | None = None
     ) -> Server:  # fmt: skip
         """Make the socket that clients connect to, not bound yet. `secured`: what proves who connects; None: no client is asked."""
-        return Server(
+        server = Server(
             context,
             message_bytes_max=message_bytes_max(settings),
             handshake_timeout_ms=settings.handshake_timeout_ms,
             curve_secret="" if secured is None else secured.keys.secret,
             proves=secured is not None,
         )
+        limits = Limits(
+            stranger_ns=settings.handshake_timeout_ms * MILLISECOND_NS,
+            session_bytes=message_bytes_max(settings) + PART_BYTES_MAX_SLACK + SOCKET_BYTES,
+            clients_max=settings.sessions_max,
+        )
+        server.guard = ConnectionGuard(context, server.socket, limits, SystemClock())
+        return server

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BOOTSTRAP_KEY", "METADATA", "METADATA_SEAL", "SERVER_KEY"]
+__all__ = ["AUDIT", "BOOTSTRAP_KEY", "METADATA", "METADATA_SEAL", "RECOVER_ADMIN"]
 
-SERVER_KEY = "server.key"
-"""File with the CURVE key pair of a secured broker."""
 BOOTSTRAP_KEY = "bootstrap-admin.key"
 """File with the key of an administrator that a secured broker begins with, until its first use."""
+RECOVER_ADMIN = "recover-admin"
+"""File with the public key of `BOOTSTRAP_KEY`: the next start takes that key although there is an administrator."""
 
+AUDIT = "audit"
+"""Folder of the audit log."""
 METADATA = "metadata"
 """Folder of the metadata."""
 METADATA_SEAL = "metadata.seal"

@@ -33,6 +33,7 @@ from danube_fast.errors import (
     Unavailable,
     error_from_code,
 )
+from danube_fast.ring.memory import signal_eventfd
 from danube_fast.workers.process.records import (
     Assembler,
     Envelope,
@@ -42,7 +43,7 @@ from danube_fast.workers.process.records import (
     fragments,
 )
 
-__all__ = ["Bell", "Link", "Mailbox", "Peers", "Reply", "Request", "Ring"]
+__all__ = ["PAUSE_NS", "Bell", "Link", "Mailbox", "Peers", "Reply", "Request", "Ring"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
 RETRY_NS = 1_000_000
 """How soon a full ring is tried again, when its reader's wake-up does not come first."""
+
+PAUSE_NS = 1_500_000_000
+"""Longer than any sleep of a loop."""
 
 LOOK_NS = 1_000_000
 """How often a busy loop looks whether a peer was restarted; a sleeping one is woken for it."""
@@ -233,6 +237,8 @@ class Mailbox:
         self._ended: list[tuple[Call, Reply]] = []
         self._next_request = 1
         self._now_ns = clock.monotonic_ns()
+        self.pauses = 0
+        """How often nothing was read for so long that the process was stopped, or held up."""
         self._look_ns, self._asleep = 0, False
         self.silent = False
         """Whether no peer rang during this sleep; set by the loop, which polled the doorbell."""
@@ -305,6 +311,8 @@ class Mailbox:
 
     def do_work(self, now_ns: int) -> int:
         """Do one bounded turn: wake, notice restarts, retry, read, expire; the number of things done."""
+        if now_ns - self._now_ns > PAUSE_NS:
+            self.pauses += 1
         self._now_ns = now_ns
         looks = self._asleep or now_ns >= self._look_ns
         if self._asleep:
@@ -327,6 +335,11 @@ class Mailbox:
             self._expire(now_ns)
         return done + (self._finish() if self._ended else 0)
 
+    @property
+    def turn_ns(self) -> int:
+        """When the turn began in which messages were read last."""
+        return self._now_ns
+
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest (monotonic ns), though nothing came in."""
         deadlines = self._deadlines
@@ -340,6 +353,10 @@ class Mailbox:
     def fileno(self) -> int:
         """The own doorbell, to poll for reading."""
         return self._bell.fileno()
+
+    def wake(self) -> None:
+        """End the sleep of the own process; any of its threads may call it."""
+        signal_eventfd(self._bell.fileno())
 
     def prepare_sleep(self) -> bool:
         """Announce sleep. False (and no announcement) if there is something to do already."""

@@ -1,7 +1,10 @@
 """The copy of a broker's security records that a worker keeps: read whole at the start, then kept by notices.
 
-load:  FindSecurity("") -> page -> FindSecurity(last) -> ... -> what was in no page is dropped
+load:  FindSecurity("") -> page -> FindSecurity(last) -> ... -> what was in no page is dropped, but sign-ons
 later: SecurityChanged is applied; SecurityConfirmed of another version loads anew
+
+A coordinator that has started again knows no sign-ons. Those in copies end when their time has come, or with the principal
+or the API key that they were made by.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import msgspec
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.roles import COORDINATOR
-from danube_fast.security.records import Record, key_of
+from danube_fast.security.records import Record, SignOn, key_of
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.boot import Boot
-from danube_fast.workers.process.mailbox import Reply, Request
+from danube_fast.workers.process.mailbox import PAUSE_NS, Reply, Request
 
 __all__ = ["SecurityCopy"]
 
@@ -29,6 +32,9 @@ POLL_MS = 50
 PAGE_RECORDS = 1000
 RESTART_NS = 50 * MILLISECOND_NS
 """A coordinator that has just started again is asked so much later: it reads its records first."""
+PURGE_NS = SECOND_NS
+_BEHIND_ALL = "\U0010ffff"
+"""No key of a record is behind this one."""
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -42,7 +48,12 @@ class SecurityCopy:
         """Keys that a load has met; None: none is under way."""
         self._failed_ns = 0
         """When a load has failed, monotonic; 0: it has not."""
-        mailbox = boot.mailbox
+        self._purged_ns = 0
+        mailbox = self._mailbox = boot.mailbox
+        self._asked_pauses = self._heard_pauses = mailbox.pauses
+        """How many pauses of this process there were when the coordinator was asked last; and when it was asked what it
+        has answered."""
+        access.has_heard = self._has_heard
         mailbox.serve(m.SecurityChanged, self._changed)
         mailbox.serve(m.SecurityConfirmed, self._confirmed)
         mailbox.epoch_watchers.append(self._peer_restarted)
@@ -62,14 +73,43 @@ class SecurityCopy:
             self.do_work(now_ns)
 
     def do_work(self, now_ns: int) -> None:
-        """Load again behind a load that failed, when it is time."""
+        """Load again behind a load that failed, and remove sign-ons that have ended, when it is time; ask for the version
+        behind a pause of this process."""
+        if now_ns - self._purged_ns >= PURGE_NS:
+            self._purged_ns = now_ns
+            self._policy.purge(self._boot.clock.wall_ns())
+        if self._asked_pauses != self._mailbox.pauses and self._seen is None:
+            self._ask_version()
         if self._failed_ns and now_ns - self._failed_ns >= RETRY_NS:
             self._load()
 
+    def _has_heard(self) -> bool:
+        """Whether this process has heard from the coordinator since it was stopped the last time, or held up."""
+        mailbox = self._mailbox
+        age_ns = self._boot.clock.monotonic_ns() - mailbox.turn_ns
+        return age_ns <= PAUSE_NS and mailbox.pauses == self._heard_pauses
+
     # ---------------------------------------------------------------- loads
+
+    def _ask_version(self) -> None:
+        """Ask which version is the newest: the answer comes behind all that the coordinator has told before."""
+        pauses = self._asked_pauses = self._mailbox.pauses
+
+        def got(reply: Reply) -> None:
+            if reply.error is not None:
+                self._failed_ns = self._boot.clock.monotonic_ns()
+            elif self._seen is None and reply.value.version == self._policy.version:
+                self._heard_pauses = pauses
+                self._access.confirm()
+            elif self._seen is None:
+                self._load()
+
+        question = m.FindSecurity(_BEHIND_ALL)
+        self._mailbox.call(COORDINATOR, question, on_reply=got, timeout_ms=ASK_TIMEOUT_MS)
 
     def _load(self) -> None:
         self._seen, self._failed_ns = set(), 0
+        self._asked_pauses = self._mailbox.pauses
         self._ask("", self._seen)
 
     def _ask(self, after: str, seen: set[str]) -> None:
@@ -95,9 +135,10 @@ class SecurityCopy:
         while page := policy.page(after, PAGE_RECORDS):
             after = key_of(page[-1])
             for record in page:
-                if key_of(record) not in seen:
+                if key_of(record) not in seen and not isinstance(record, SignOn):
                     policy.remove(key_of(record))
         policy.version = version
+        self._heard_pauses = self._asked_pauses
         self._access.is_loaded = True
         self._access.loads += 1
         self._access.confirm()
@@ -124,6 +165,7 @@ class SecurityCopy:
             self._load()
         elif self._seen is None and self._access.is_loaded:
             self._access.confirm()
+        request.reply()
 
     def _confirmed(self, request: Request[m.SecurityConfirmed]) -> None:
         if self._seen is not None:

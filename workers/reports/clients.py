@@ -48,7 +48,7 @@ def _row(
 ) -> ClientConnection:
     consumers = list(session.consumers.values())
     return ClientConnection(
-        session=session.number, client=session.client_name, principal=session.principal,
+        session=session.number, client=session.client_name, principal=str(session.principal),
         transport="zmq" if session.identity[0] == _ROUTED else "shm",
         silent_ms=max(0, now_ns - session.last_seen_ns) // MILLISECOND_NS,
         producer_count=len(producers), consumer_count=len(consumers),

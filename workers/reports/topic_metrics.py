@@ -21,6 +21,8 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
 from danube_fast.ring.counters import Counter
 from danube_fast.roles import COORDINATOR
+from danube_fast.types import REPLY_TOPICS
+from danube_fast.workers.reports.namespace_metrics import NamespaceTotals
 from danube_fast.workers.reports.topic_reports import WANTED_NS, add_rows
 from danube_fast.workers.shard.job import Job
 from danube_fast.workers.shard.read.times import lag_seconds
@@ -40,6 +42,9 @@ SLICE = 256
 AGED_SLICE = 16
 """Subscriptions in one turn whose oldest message is looked up, maybe in the index."""
 
+_REPLY_TOPICS = f"{REPLY_TOPICS}*"
+"""All reply topics together: /metrics asks no one who they are, and their names are rights."""
+
 Rows = dict[Any, list[int]]
 
 
@@ -52,6 +57,7 @@ class TopicMetrics(Job):
         self._look: Iterator[None] | None = None
         self._took_ns = 0
         most = state.settings.metrics_topics_max
+        self._namespaces = NamespaceTotals(most)
         most = most and max(1, most // max(1, state.boot.config.worker_count))
         self._topics = _Share(most, TopicRow.VALUES, TopicRow.TOTALS, TopicRow.LAG)
         self._subscriptions = _Share(
@@ -85,11 +91,15 @@ class TopicMetrics(Job):
         found: dict[Any, list[tuple[Partition, Subscription]]] = {}
         left = SLICE
         for partition in list(self._state.catalog.by_id.values()):
-            row = topics.setdefault(partition.topic, [0] * TopicRow.VALUES)
+            topic = partition.topic
+            if topic.startswith(REPLY_TOPICS):
+                topic = _REPLY_TOPICS
+            row = topics.setdefault(topic, [0] * TopicRow.VALUES)
             row[TopicRow.MESSAGES_IN] += partition.message_count
             row[TopicRow.BYTES_IN] += partition.byte_count
+            self._namespaces.add(partition)
             for sub in partition.subscriptions.values():
-                key = partition.topic, sub.name
+                key = topic, sub.name
                 values = _values(partition, sub)
                 row[TopicRow.LAG] = max(row[TopicRow.LAG], values[SubscriptionRow.LAG])
                 known = subscriptions.get(key)
@@ -110,7 +120,8 @@ class TopicMetrics(Job):
                 yield
         named = [(topic, topics[topic]) for topic in self._topics.named]
         others = self._topics.others, self._subscriptions.others
-        self._state.boot.mailbox.notify(COORDINATOR, m.TopicMetrics(named, rows, *others))
+        report = m.TopicMetrics(named, rows, *others, self._namespaces.finish())
+        self._state.boot.mailbox.notify(COORDINATOR, report)
 
     def _age(self, partition: Partition, sub: Subscription) -> float:
         """Count the seconds since the oldest unacked message came; 0 without any, or if it is gone."""

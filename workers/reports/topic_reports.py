@@ -19,7 +19,7 @@ def add_rows(row: list[int], values: list[int]) -> list[int]:
 
 
 class TopicReports:
-    """Keep the last report of each worker. Any thread may call `table`."""
+    """Keep the last report of each worker. Any thread may call `table` and `published`."""
 
     def __init__(self, mailbox: Mailbox, clock: Clock) -> None:
         self._clock = clock
@@ -29,6 +29,15 @@ class TopicReports:
 
     def _take(self, request: Request[m.TopicMetrics]) -> None:
         self._reports[request.peer] = self._clock.monotonic_ns(), request.message
+
+    def published(self) -> dict[str, list[int]]:
+        """Add up messages and bytes by namespace; the empty name has all that have no row."""
+        found: dict[str, list[int]] = {}
+        for _, report in list(self._reports.values()):
+            for name, values in report.namespaces:
+                known = found.get(name)
+                found[name] = values if known is None else add_rows(known, values)
+        return found
 
     def table(self) -> TopicTable:
         """Add up the reports of all workers; a topic with partitions on several has one row."""

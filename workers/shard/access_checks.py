@@ -15,7 +15,7 @@ import numpy as np
 
 from danube_fast.broker.admission.layout import SESSION_ARRIVED, ProducerWord
 from danube_fast.broker.subscription.consumer import Parting
-from danube_fast.clock import SECOND_NS
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import PermissionDenied
 from danube_fast.net.session import Session
 from danube_fast.types import Permission
@@ -29,6 +29,7 @@ from danube_fast.workers.shard.transports import Transports
 __all__ = ["AccessChecks", "subscription_resource"]
 
 CHECKS_PER_SLICE = 200
+SLICE_NS = 5 * MILLISECOND_NS
 EXPIRY_NS = SECOND_NS
 """How often credentials are looked at that end by themselves."""
 _REVOKED = "the right to do this was taken away; ask an administrator of the broker"
@@ -48,30 +49,34 @@ class AccessChecks(Job):
     ) -> None:  # fmt: skip
         self._state, self._access, self._copy = state, access, copy
         self._consumers, self._transports = consumers, transports
-        self._version = (-1, 0)
+        access.owner_of = state.catalog.owners.get
+        self._checked = (-1, 0, 0)
         self._next_ns = 0
         self._pass: Iterator[None] | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a pass is under way."""
-        return self._pass is not None or self._version != self._newest
+        return self._pass is not None or self._checked != self._newest
 
     @property
-    def _newest(self) -> tuple[int, int]:
-        """Return which state the copy has: its version, and how often it was read whole."""
-        return self._access.policy.version, self._access.loads
+    def _newest(self) -> tuple[int, int, int]:
+        """Return which rights there are."""
+        return self._access.version
 
     def do_work(self, now_ns: int) -> None:
         """Do a slice of the pass that is under way, or begin one if it is time."""
         self._copy.do_work(now_ns)
         version = self._newest
-        if self._pass is None and (version != self._version or now_ns >= self._next_ns):
-            is_changed, self._version = version != self._version, version
+        if self._pass is None and (version != self._checked or now_ns >= self._next_ns):
+            is_changed, self._checked = version != self._checked, version
             self._next_ns = now_ns + EXPIRY_NS
             self._pass = self._check_all(handles=is_changed)
         if self._pass is not None:
+            until_ns = self._access.clock.monotonic_ns() + SLICE_NS
             for _ in range(CHECKS_PER_SLICE):
+                if self._access.clock.monotonic_ns() > until_ns:
+                    return  # rules of another package may take their time
                 if next(self._pass, self) is self:
                     self._pass = None
                     return

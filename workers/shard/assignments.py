@@ -189,8 +189,8 @@ class Assignments(PeriodicJob):
             number = partition.partition_id
             journal.record(r.SubscriptionCreated(number, name, sub.kind.value, sub.cursor))
             if policy != FailurePolicy():
-                sub.set_policy(policy)
-                journal.record(r.PolicySet(number, name, policy))
+                sub.set_policy(policy, inherited.policy_setter)
+                journal.record(r.PolicySet(number, name, policy, inherited.policy_setter))
 
         def recorded(error: DanubeError | None) -> None:
             for inherited in entry.subscriptions:

@@ -58,6 +58,8 @@ class Catalog:
         self.gate = Gate(tables)
         self.by_id: dict[int, Partition] = {}
         self.by_slot: dict[int, Partition] = {}
+        self.owners: dict[str, str] = {}
+        """Principals that made reply topics, by topic."""
         self.timers: Timers[Subscription] = Timers()
         """Times at which subscriptions have work to do."""
         self.others: dict[int, Catalog] = {}
@@ -79,6 +81,8 @@ class Catalog:
             self.by_id[assigned.partition_id] = partition
             self.by_slot[slot] = partition
         partition.assign(assigned)
+        if assigned.owner:
+            self.owners[assigned.topic] = assigned.owner
         self.gate.update(partition)
         row = self.tables.partitions[partition.slot]
         if not partition.strict and row[PartitionWord.RESERVED_UNTIL] == INT64_MAX:
@@ -93,6 +97,7 @@ class Catalog:
         if partition is None:
             return None
         self.by_slot.pop(partition.slot, None)
+        self.owners.pop(partition.topic, None)
         self.gate.close(partition, Cause.DELETED, f"{partition.topic} was deleted")
         if moved:
             self.tables.unlist_partition(partition_id)
@@ -208,7 +213,7 @@ class Catalog:
             if existing is None:
                 return
             if isinstance(record, r.PolicySet):
-                existing.set_policy(record.policy)
+                existing.set_policy(record.policy, record.setter)
             elif isinstance(record, r.PendingGapsSet):
                 existing.pending_gaps.restore(record)
             elif isinstance(record, r.Attempts):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from hmac import compare_digest
 from typing import Any
 
 from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
 from danube_fast.errors import DanubeError, PermissionDenied
 from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
-from danube_fast.types import Permission
+from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.commands import OWN_SESSION, Commands
 from danube_fast.workers.shard.access_checks import subscription_resource
@@ -51,6 +52,11 @@ class SessionCommands:
         if partition is None:
             # its owner asks for the right, or there is nothing to be had
             return OWN_SESSION
+        if isinstance(command, p.OpenProducer) and partition.topic.startswith(REPLY_TOPICS):
+            # numbers can be guessed: only the name shows that the client was asked, or is the one that asks
+            is_named = compare_digest(command.topic.encode(), partition.topic.encode())
+            if self._access is not None and not is_named:
+                raise not_here(partition.partition_id)
         if isinstance(command, p.Subscribe) and command.type != SubscriptionKind.READER:
             return subscription_resource(partition.topic, command.subscription)
         return partition.topic

@@ -99,6 +99,7 @@ class Operations:
             gaps=gaps,
             last_gap=last_gap,
             failure_policy=sub.policy,
+            policy_setter=sub.policy_setter,
             consumers=[
                 ConsumerCounts(
                     name=each.name,
@@ -128,15 +129,18 @@ class Operations:
         def change(partition: Partition, sub: Subscription, done: Done) -> None:
             policy = parse_policy(asked.values, sub.policy)
             refuse_own_topic(policy, partition.topic)
+            # a change of other fields lends no right to a topic that someone else has chosen
+            names_topic = "dead_letter_topic" in asked.values
+            setter = asked.setter if names_topic else sub.policy_setter
 
             def recorded(error: DanubeError | None) -> None:
                 if error is None:
-                    sub.set_policy(policy)
+                    sub.set_policy(policy, setter)
                     self._consumers.touch(sub)
                     changed.append(policy)
                 done(error)
 
-            record = r.PolicySet(partition.partition_id, name, policy)
+            record = r.PolicySet(partition.partition_id, name, policy, setter)
             self._state.record(partition, record, recorded)
 
         with Countdown(request.when_done(changed)) as countdown:

@@ -117,6 +117,12 @@ class Transports:
             return self.server.proof
         return "" if self.rings is None else f"uid:{self.rings.user_of(identity)}"
 
+    def address_of(self, identity: bytes) -> str:
+        """Return where the client is whose message `receive` has just given; empty if that was told before."""
+        if identity[0] == _ROUTED:
+            return self.server.address
+        return "" if self.rings is None else self.rings.address_of(identity)
+
     def revoke(self, identity: bytes) -> None:
         """Close the rings of a client, whose session has ended."""
         if self.rings is not None and identity[0] != _ROUTED:

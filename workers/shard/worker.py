@@ -17,10 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from danube_fast.broker.subscription.consumer import (
-    UNREPORTED_MESSAGES,
-    Parting,
-)
+from danube_fast.broker.subscription.consumer import UNREPORTED_MESSAGES, Parting
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol as p
@@ -37,10 +34,11 @@ from danube_fast.workers.process.idle import IdleStrategy
 from danube_fast.workers.process.secure_transport import SecureTransport
 from danube_fast.workers.process.security_copy import SecurityCopy
 from danube_fast.workers.reports.counters import CounterReports
+from danube_fast.workers.reports.denials import DenialReports
 from danube_fast.workers.reports.load import LoadReports
+from danube_fast.workers.reports.namespaces import storage_jobs
 from danube_fast.workers.reports.quota import WorkerQuota
 from danube_fast.workers.reports.reply_topics import ReplyTopics
-from danube_fast.workers.reports.storage import StorageReports
 from danube_fast.workers.reports.topic_metrics import TopicMetrics
 from danube_fast.workers.shard.access_checks import AccessChecks
 from danube_fast.workers.shard.assignments import Assignments
@@ -160,7 +158,7 @@ class ShardWorker:
         self.checkpoints = Checkpoints(state)
         self.quota = WorkerQuota(state.boot.mailbox, state.boot.config)
         self.limits = Limits(state, self.delivery, self.consumers)
-        self.intake.charge, self.intake.wait_ms = self.limits.charge, self.limits.wait_ms
+        self.limits.attach(self.intake)
         self.gaps = Gaps(state, self.delivery, self.consumers)
         self.subscriptions = Subscriptions(state, self.consumers, self.gaps)
         self.times = HistoryTimes(state)
@@ -218,6 +216,8 @@ class ShardWorker:
             unknown="this is the port of a worker, which serves only what is published and consumed; "
             "connect to the address that `danube-fast serve` prints",
         )  # fmt: skip
+        self.commands.address_of = self.transports.address_of
+        self.commands.denials = self.secured.denials if self.secured else None
         SessionCommands(state, self.commands, delivery, consumers, access)
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(
@@ -243,7 +243,7 @@ class ShardWorker:
             Redeliveries(state, self.consumers),
             self.dead_letters,
             self.retention,
-            StorageReports(state, self.retention),
+            *storage_jobs(state, self.retention, self.limits.namespaces),
             ReplyTopics(state),
             TopicMetrics(state),
             self.arrivals,
@@ -267,18 +267,20 @@ class ShardWorker:
             access, ends = self.secured.access, (self.consumers, self.transports)
             self.security = SecurityCopy(state.boot, access)
             jobs.append(AccessChecks(state, access, self.security, *ends))
+            jobs.append(DenialReports(state.boot.mailbox, self.secured.denials))
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
         """Bind, report READY, and ask the coordinator for assignments."""
-        config = self.state.boot.config
+        config, mailbox = self.state.boot.config, self.state.boot.mailbox
         wait = admits = None
+        self.server.follow(self.state.sessions, lambda: self.state.drained_ns, mailbox.wake)
         if self.secured is not None:
-            self.server.is_known, admits = self.state.sessions.knows, self.secured.admits_user
+            admits = self.secured.admits_user
             self.security.load_and_wait()
-            self.secured.open()
+            self.secured.open(self.server, mailbox)
         port = self.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
         self.transports.open_rings(config.ipc_endpoint, self.state.settings, admits)
         rings, peers = self.transports.rings, self.transports.peers
@@ -287,13 +289,9 @@ class ShardWorker:
             taking = self._compose_ring_intake(rings, peers)
             self.transports.take_plain, wait = taking.take, taking.sleep
         self._idle = IdleStrategy(
-            self.transports.filenos(),
-            self.transports.readable,
-            self.state.boot.mailbox,
-            self.state.clock,
-            self.state.settings.spin_us,
-            wait,
-        )
+            self.transports.filenos(), self.transports.readable, mailbox, self.state.clock,
+            self.state.settings.spin_us, wait,
+        )  # fmt: skip
         self.assignments.ask()
         self.state.boot.set_state(ProcessState.READY, port)
 

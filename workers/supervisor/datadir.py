@@ -9,8 +9,13 @@
                     coordinator's (metadata/seal.py)
       logs/0000/    log 0; log i belongs to worker i % N while N workers run
       logs/0001/    ...
+      audit/        the audit log (security/audit_files.py); the coordinator's
       history/      objects, when no other store is named
       history-upload    which parts of an object are sent; the uploader's, and gone most of the time
+      server.key        the key pair of a secured broker; beside it others while it is rotated
+                        (security/server_keys.py), and server.pub with the public keys
+      bootstrap-admin.key, recover-admin   the way in for a first administrator, or one who has
+                        lost the key (recovery.py)
       history-cache/    pieces of history that consumers read just now; may be removed
 
 A start makes logs until there are as many as workers and never removes one, so the number of
@@ -28,8 +33,10 @@ from danube_fast.durable import replace_file, sync_directory
 from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
 from danube_fast.workers.process.layout import METADATA_SEAL
 
-__all__ = ["FORMAT_VERSION", "DataDirectory"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "DataDirectory"]
 
+FORMAT = "FORMAT"
+"""File with the version of the format."""
 FORMAT_VERSION = 1
 """Format that this version writes; it reads this one and the one before."""
 
@@ -170,7 +177,7 @@ def _lock(root: Path, lock_fd: int) -> None:
 
 
 def _check_format(root: Path) -> None:
-    path = root / "FORMAT"
+    path = root / FORMAT
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

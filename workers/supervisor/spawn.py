@@ -7,6 +7,7 @@
       doorbell i               eventfd      child i sleeps on it, all others ring it
       liveness                 pipe         write end only here: its EOF is our death
       admin socket             listening    coordinator
+      sign-on socket           listening    sign_on
 
 No process is forked without exec, and all are started from the main thread: PR_SET_PDEATHSIG fires
 when the starting thread ends. Nothing has a name in a file system.
@@ -20,6 +21,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -35,32 +37,34 @@ from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, m
 from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, plan_stopped
 from danube_fast.roles import COORDINATOR, Owner, Processes, Role
 from danube_fast.workers.process.boot import BootConfig
-from danube_fast.workers.process.layout import SERVER_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
 
 __all__ = ["Addresses", "Shared", "processes_of"]
 
 STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
-ADMIN_BACKLOG = 128
+HTTP_BACKLOG = 128
 MODULES = {
     Role.COORDINATOR: "danube_fast.workers.coordinator.coordinator",
     Role.WORKER: "danube_fast.workers.shard.worker",
     Role.UPLOADER: "danube_fast.workers.uploader.uploader",
+    Role.SIGN_ON: "danube_fast.workers.sign_on.sign_on",
 }
 """Role -> module that runs it; tests put others in."""
 
 
 def processes_of(settings: Settings) -> Processes:
     """Processes of a broker with these settings."""
-    return Processes.with_workers(settings.workers, uploader=bool(settings.store))
+    return Processes.with_workers(
+        settings.workers, uploader=bool(settings.store), sign_on=bool(settings.sign_on)
+    )
 
 
 class Addresses:
     """Choose hosts and ports. Listen P: bootstrap P, admin P + 1, worker i P + 2 + i; 0: the system chooses.
 
-    The admin port is on loopback unless the settings say otherwise: it asks for no password. Raises InvalidArgument if
-    other hosts would get in unasked, and the settings are not `insecure`.
+    The admin port is on loopback unless the settings say otherwise. Raises InvalidArgument if other hosts would get in
+    unasked, or secrets would pass unencrypted to it, and the settings are not `insecure`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -72,39 +76,49 @@ class Addresses:
                 f"{last}; the highest is {PORT_MAX}"
             )
         self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
-        self.ports += [0] * bool(settings.store)
-        """By process index; 0 until the system has chosen one, and for the uploader, which has none."""
+        self.ports += [0] * (bool(settings.store) + bool(settings.sign_on))
+        """By process index; 0 until the system has chosen one, and for those that have none by ZeroMQ."""
         self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
             self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
-        self._given = {"--admin": settings.admin}
+        self.is_tls = bool(settings.tls_certificate)
+        """Whether the admin port speaks HTTPS."""
+        self._given = {}
         if settings.auth == "none":
-            self._given["--listen"] = settings.listen
+            self._given = {"--admin": settings.admin, "--listen": settings.listen}
+        elif not self.is_tls:
+            self._given = {"--admin": settings.admin}
         if self._open_to_others() and not settings.insecure:
             option = self._open_to_others()[0]
-            remedy = "--auth required, or " if option == "--listen" else ""
+            remedy = "--auth required"
+            if option == "--admin":
+                remedy += " with tls_certificate and tls_key"
             raise InvalidArgument(
-                f"{option} {self._given[option]} would let other hosts in, who could do everything: give {remedy}an "
+                f"{option} {self._given[option]} would let other hosts in, who could do everything: give {remedy}, or an "
                 "address of this host like 127.0.0.1; in a network that you trust, --insecure"
             )
         self.advertise = settings.advertise or _reachable(self.host)
-        self.admin_socket = self._listen_admin()
+        self.admin_socket = _listen(
+            self.admin_host, self.admin_port, "the admin port", "--admin or --listen"
+        )
+        self.admin_port = self.admin_socket.getsockname()[1]
+        self.sign_on_socket: socket.socket | None = None
+        self._sign_on_host = ""
+        if settings.sign_on:
+            self._sign_on_host, sign_on_port = split_address(settings.sign_on, "--sign-on")
+            try:
+                self.sign_on_socket = _listen(
+                    self._sign_on_host, sign_on_port, "sign-on", "--sign-on"
+                )
+            except Unavailable:
+                self.admin_socket.close()
+                raise
 
-    def _listen_admin(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self.admin_host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self.admin_host, self.admin_port))
-            listener.listen(ADMIN_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise Unavailable(
-                f"cannot listen on {self.admin_host}:{self.admin_port} for the admin port: "
-                f"{error.strerror}; choose another address with --admin or --listen"
-            ) from error
-        self.admin_port = listener.getsockname()[1]
-        return listener
+    def close(self) -> None:
+        """Close the listening sockets."""
+        self.admin_socket.close()
+        if self.sign_on_socket is not None:
+            self.sign_on_socket.close()
 
     def warnings(self) -> list[str]:
         """Write one sentence for each address that other hosts reach unasked."""
@@ -130,7 +144,32 @@ class Addresses:
     @property
     def admin_url(self) -> str:
         """URL of the admin port."""
-        return f"http://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
+        scheme = "https" if self.is_tls else "http"
+        return f"{scheme}://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
+
+    @property
+    def sign_on_url(self) -> str:
+        """URL where clients sign on; empty: there is no sign-on."""
+        if self.sign_on_socket is None:
+            return ""
+        port = self.sign_on_socket.getsockname()[1]
+        return f"https://{_bracketed(_reachable(self._sign_on_host))}:{port}"
+
+
+def _listen(host: str, port: int, what: str, options: str) -> socket.socket:
+    """Listen for HTTP; a process inherits the socket, and the next one if it dies. Raises Unavailable."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(HTTP_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"cannot listen on {host}:{port} for {what}: {error.strerror}; choose another address with {options}"
+        ) from error
+    return listener
 
 
 def is_loopback(host: str) -> bool:
@@ -145,6 +184,15 @@ def _loopback_of(host: str) -> str:
     if is_loopback(host):
         return host
     return "::1" if ":" in host else "127.0.0.1"
+
+
+def _fingerprint(settings: Settings) -> str:
+    """Check the files of TLS; the fingerprint. Raises FailedPrecondition, InvalidArgument."""
+    if not settings.tls_certificate:
+        return ""
+    from danube_fast.security.tls import ServerTls
+
+    return ServerTls.of(settings).fingerprint
 
 
 def _bracketed(host: str) -> str:
@@ -168,13 +216,21 @@ class Shared:
         self, settings: Settings, directory: DataDirectory, *, accept_rollback: bool = False
     ) -> None:
         self.settings, self.accept_rollback, self.directory = settings, accept_rollback, directory
-        self.addresses = Addresses(settings)
-        self.server_key = ""
-        """Public key of the broker; empty: it has none."""
-        if settings.auth != "none":
-            from danube_fast.security.curve import load_or_make  # it loads ZeroMQ
+        if settings.tokens:
+            from danube_fast.security.issuers import read_issuers
+            from danube_fast.security.tokens import TokenVerifier
 
-            self.server_key = load_or_make(directory.path / SERVER_KEY).public
+            TokenVerifier(read_issuers(Path(settings.tokens)))  # what is wrong with it is said now
+        self.certificate = _fingerprint(settings)
+        """Fingerprint of the certificate of the HTTPS ports as they start; empty: there is none."""
+        self.addresses = Addresses(settings)
+        self.server_key, self.server_keys = "", list[str]()
+        """Public key of the broker; empty: it has none. And all that its clients should pin, the newest first."""
+        if settings.auth != "none":
+            from danube_fast.security.server_keys import ServerKeys  # it loads ZeroMQ
+
+            keys = ServerKeys(directory.path).open()
+            self.server_key, self.server_keys = keys.active, keys.keys
         self.logs = directory.logs(settings.workers)
         self.processes = processes_of(settings)
         self.process_count = len(self.processes)
@@ -212,7 +268,7 @@ class Shared:
         single = self.bucket_fd, self.liveness, self._liveness_end
         for fd in (*self.doorbells, *self._rings.values(), *single):
             os.close(fd)
-        self.addresses.admin_socket.close()
+        self.addresses.close()
 
     def repair_rings(self, process: int, is_alive: Callable[[int], bool]) -> list[int]:
         """Repair the rings of a process that was reaped and is about to be started again.
@@ -245,8 +301,7 @@ class Shared:
             passed += [config.bucket_fd, *config.doorbell_fds]
             for _, outbound, inbound in config.mailbox_fds:
                 passed += [outbound, inbound]
-            if config.admin_fd >= 0:
-                passed.append(config.admin_fd)
+            passed += [fd for fd in (config.admin_fd, config.sign_on_fd) if fd >= 0]
             return subprocess.Popen(
                 module_command(MODULES[config.role], "--boot-fd", str(boot_fd)),
                 stdin=subprocess.DEVNULL,
@@ -257,6 +312,10 @@ class Shared:
             )
         finally:
             os.close(boot_fd)
+
+    def _sign_on_fd(self) -> int:
+        listener = self.addresses.sign_on_socket
+        return -1 if listener is None else listener.fileno()
 
     def _config(self, process: int, epoch: int) -> BootConfig:
         host, processes = host_id(), self.processes
@@ -282,6 +341,7 @@ class Shared:
             tcp_host=self.addresses.host,
             tcp_port=self.addresses.ports[process],
             admin_fd=self.addresses.admin_socket.fileno() if process == COORDINATOR else -1,
+            sign_on_fd=self._sign_on_fd() if processes.roles[process] is Role.SIGN_ON else -1,
             advertise=self.addresses.advertise,
             ipc_endpoints=self.ipc_endpoints,
             logs=[log for log in self.logs if processes.workers[owners[log[0]].worker] == process],

@@ -27,6 +27,7 @@ from typing import TextIO
 
 import msgspec
 
+from danube_fast.children import forbid_core_dumps
 from danube_fast.clock import MILLISECOND_NS, Clock, SystemClock
 from danube_fast.config import Settings
 from danube_fast.descriptors import (
@@ -42,6 +43,7 @@ from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
+from danube_fast.security.authorizers import check_authorizer
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.precompile import precompile
@@ -330,6 +332,9 @@ class _Output:
             "data_dir": str(shared.directory.path),
             "auth": shared.settings.auth,
             "server_key": shared.server_key,
+            "certificate": shared.certificate,
+            "sign_on": addresses.sign_on_url,
+            "server_keys": shared.server_keys,
         }
         if self.is_json:
             text = msgspec.json.encode(event).decode()
@@ -337,13 +342,25 @@ class _Output:
             ports = ", ".join(str(port) for port in worker_ports)
             text = (
                 f"danube-fast is ready at {addresses.url}\n"
-                f"  admin    {addresses.admin_url}\n"
+                f"  admin    {addresses.admin_url}{_certificate_text(shared)}\n"
                 f"  workers  {len(worker_pids)} on ports {ports}\n"
                 f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
                 f"  auth     {_auth_text(shared)}\n"
+                f"{_sign_on_text(shared)}"
                 f"  pid      {os.getpid()}; Ctrl-C stops it in order"
             )
         print(text, file=self._stream, flush=True)
+
+
+def _certificate_text(shared: Shared) -> str:
+    """Say which certificate clients may pin."""
+    return f"; certificate {shared.certificate}" if shared.certificate else ""
+
+
+def _sign_on_text(shared: Shared) -> str:
+    """Say where clients sign on."""
+    url = shared.addresses.sign_on_url
+    return f"  sign-on  {url}\n" if url else ""
 
 
 def _auth_text(shared: Shared) -> str:
@@ -351,6 +368,9 @@ def _auth_text(shared: Shared) -> str:
     if shared.settings.auth == "none":
         return "none: all who reach it, and every user of this host, may do everything"
     text = f"required; server key {shared.server_key}"
+    for other in shared.server_keys:
+        if other != shared.server_key:
+            text += f"\n           and {other}, while it is rotated: clients pin both"
     first = shared.directory.path / BOOTSTRAP_KEY
     return (
         f"{text}\n           first administrator: {first}, until its first use"
@@ -406,9 +426,13 @@ def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None
         raise FailedPrecondition("a broker needs at least 1 worker; give --workers 1 or more")
     if settings.store:
         check_broker_store(settings.store)
+    if settings.authorizer:
+        check_authorizer(settings.authorizer, settings.auth)
     settings = _within_descriptors(settings, lines)
     clock = SystemClock()
     with contextlib.ExitStack() as cleanup:
+        if settings.auth != "none":
+            forbid_core_dumps()
         signals = _Signals()
         cleanup.callback(signals.close)
         directory = DataDirectory.open(settings.data_dir)

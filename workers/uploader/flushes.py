@@ -50,11 +50,12 @@ class Flushes:
 
     def _renewed(self, asked: m.RenewHold) -> Task:
         store, clock = self._state.store, self._state.clock
-        hold: Hold = yield Do(partial(renew_hold, store, asked.hold, asked.hold_seconds, clock))
+        renew = partial(renew_hold, store, asked.hold, asked.hold_seconds, clock, asked.topic)
+        hold: Hold = yield Do(renew)
         return m.RenewedHold(hold.key, _expires(hold))
 
     def _released(self, asked: m.ReleaseHold) -> Task:
-        yield Do(partial(release_hold, self._state.store, asked.hold))
+        yield Do(partial(release_hold, self._state.store, asked.hold, asked.topic))
 
     def _flushed(self, asked: m.FlushHistory) -> Task:
         state = self._state
@@ -103,7 +104,9 @@ class Flushes:
         hold: Hold | None = None
         if asked.hold_seconds:
             wall_ns = state.clock.wall_ns()
-            hold = yield Do(partial(make_hold, store, sorted(keys), asked.hold_seconds, wall_ns))
+            topic = backlogs[0].topic
+            make = partial(make_hold, store, sorted(keys), asked.hold_seconds, wall_ns, topic)
+            hold = yield Do(make)
         return m.Flushed(
             store.url, state.identity.hex(), flushed, hold.key if hold is not None else "",
             _expires(hold) if hold is not None else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from danube_fast.broker.admin.visibility import Visibility
 from danube_fast.broker.answers import ClientConnection, ClientPage, Clients
 from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
@@ -22,7 +23,8 @@ def list_clients(
 
     At most `limit` of them, those behind the place `after`; fewer if much is open on them. Answers
     {"clients": [...], "after": the place to go on from, empty at the end}. A client that uses several
-    workers has a connection to each. Unavailable while a worker is down.
+    workers has a connection to each. What is open on topics that the caller may not look up, and on reply topics of
+    others, is counted and not named. Unavailable while a worker is down.
     """
     process, number = _place(after)
     if limit < 1:
@@ -30,14 +32,20 @@ def list_clients(
     last = context.processes.serving[-1]
     most = min(limit, CLIENTS_LISTED_MAX)
     rows: list[ClientConnection] = []
+    visibility = Visibility(context, answer.asker)
 
     def ask(process: int, number: int) -> None:
         def got(page: ClientPage, error: DanubeError | None) -> None:
             if error is not None:
                 answer.fail(error)
                 return
-            for row in page.clients:
-                row.process = context.processes.name(process)
+            try:
+                for row in page.clients:
+                    row.process = context.processes.name(process)
+                    visibility.hide(row)
+            except DanubeError as failure:
+                answer.fail(failure)
+                return
             rows.extend(page.clients)
             if page.more or len(rows) >= most:
                 answer.done(Clients(clients=rows, after=f"{process}:{rows[-1].session}"))

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from danube_fast.broker.admin.registry import AdminContext, Answer, operation
+from collections.abc import Iterator
+
+from danube_fast.broker.admin.registry import (
+    RESOURCE_CLUSTER,
+    AdminContext,
+    Answer,
+    operation,
+)
+from danube_fast.broker.admin.visibility import Visibility, answer_in_slices
+from danube_fast.broker.topics.quota import NO_QUOTA
+from danube_fast.errors import PermissionDenied
 from danube_fast.types import Permission
 
 __all__: list[str] = []
@@ -17,20 +27,32 @@ def create_namespace(context: AdminContext, answer: Answer, *, namespace: str) -
 
 @operation(Permission.MANAGE_NAMESPACE, "namespace")
 def delete_namespace(context: AdminContext, answer: Answer, *, namespace: str) -> None:
-    """Delete a namespace; it must be empty."""
+    """Delete a namespace; it must be empty. One with a quota also needs the right to set that: made again, it would have
+    none."""
+    has_quota = context.topics.namespaces.quota(namespace) != NO_QUOTA
+    if has_quota and not answer.asker.may(Permission.MANAGE_CLUSTER, RESOURCE_CLUSTER):
+        raise PermissionDenied(
+            f"namespace {namespace} has a quota, and deleting it takes that away; ask an administrator of the broker"
+        )
     context.topics.namespaces.delete(namespace, context.topics.topics(namespace))
     answer.done({"namespace": namespace})
 
 
-@operation(Permission.LOOKUP)
+@operation(Permission.LOOKUP, is_filtered=True)
 def list_namespaces(context: AdminContext, answer: Answer) -> None:
-    """List all namespaces and how many topics each has."""
-    answer.done(
-        [
-            {"namespace": name, "topics": len(context.topics.topics(name))}
-            for name in context.topics.namespaces.names()
-        ]
-    )
+    """List the namespaces that the caller may look up, and how many topics each has."""
+    names = context.topics.namespaces.names()
+    visibility = Visibility(context, answer.asker)
+
+    def steps() -> Iterator[None]:
+        found = []
+        for name in names:
+            if visibility.shows_namespace(name):
+                found.append({"namespace": name, "topics": context.topics.by_name.count(name)})
+            yield
+        answer.done(found)
+
+    answer_in_slices(context, answer, steps)
 
 
 @operation(Permission.MANAGE_BROKER)

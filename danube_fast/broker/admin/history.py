@@ -61,13 +61,13 @@ def flush_history(
     context.ask(uploader, message, flushed, timeout_ms=timeout_ms + 5000)
 
 
-@operation(Permission.CONSUME)
+@operation(Permission.CONSUME, "topic")
 def renew_history_hold(
-    context: AdminContext, answer: Answer, *, hold: str, hold_seconds: int
+    context: AdminContext, answer: Answer, *, hold: str, hold_seconds: int, topic: str = ""
 ) -> None:
     """Keep the objects of a hold for so many seconds from now on; answers the new hold, and when it expires.
 
-    `hold` is what a flush or the last renewal has answered. NotFound if it was released or has expired: flush the
+    With the `topic` that was flushed, the right to consume it is enough; without, it is needed on the cluster. `hold` is what a flush or the last renewal has answered. NotFound if it was released or has expired: flush the
     topic again; InvalidArgument if it is no hold; Unavailable while the store is away.
     """
     if not 1 <= hold_seconds <= HOLD_SECONDS_MAX:
@@ -82,15 +82,17 @@ def renew_history_hold(
         elif value is not None:
             answer.done(value._asdict())
 
-    message = RenewHold(hold, hold_seconds)
+    message = RenewHold(hold, hold_seconds, topic)
     context.ask(_uploader(context), message, renewed, timeout_ms=STORE_MS)
 
 
-@operation(Permission.CONSUME)
-def release_history_hold(context: AdminContext, answer: Answer, *, hold: str) -> None:
+@operation(Permission.CONSUME, "topic")
+def release_history_hold(
+    context: AdminContext, answer: Answer, *, hold: str, topic: str = ""
+) -> None:
     """Give the objects of a hold back: they may be deleted. A hold that is gone already is no error.
 
-    InvalidArgument if it is no hold; Unavailable while the store is away.
+    `topic`: as for a renewal; a hold of another topic stays. InvalidArgument if it is no hold; Unavailable while the store is away.
     """
 
     def released(_: Any, error: DanubeError | None) -> None:
@@ -99,7 +101,7 @@ def release_history_hold(context: AdminContext, answer: Answer, *, hold: str) ->
         else:
             answer.done()
 
-    context.ask(_uploader(context), ReleaseHold(hold), released, timeout_ms=STORE_MS)
+    context.ask(_uploader(context), ReleaseHold(hold, topic), released, timeout_ms=STORE_MS)
 
 
 def _uploader(context: AdminContext) -> int:

@@ -13,7 +13,7 @@ __all__ = ["move_topic"]
 ALL = -1
 
 
-@operation(Permission.MANAGE_BROKER)
+@operation(Permission.MANAGE_BROKER, "", lambda values: [(Permission.LOOKUP, values["topic"])])
 def move_topic(
     context: AdminContext, answer: Answer, *, topic: str, worker: int, partition: int = ALL
 ) -> None:

@@ -44,6 +44,45 @@ def set_namespace_policy(
     _apply(context, answer, topics, namespaces.values(namespace))
 
 
+@operation(
+    Permission.MANAGE_CLUSTER,
+    "",
+    lambda values: [(Permission.LOOKUP, f"namespace:{values['namespace']}")],
+)
+def set_namespace_quota(
+    context: AdminContext, answer: Answer, *, namespace: str, values: dict[str, Any]
+) -> None:
+    """Change values of the quota that all topics of a namespace share, in force when this answers; null takes the limit
+    away. Answers all values in force. Not for who manages the namespace: a quota bounds them."""
+    namespaces, topics = context.topics.namespaces, context.topics.topics(namespace)
+    quota = namespaces.set_quota(namespace, values, context.clock.wall_ns())
+    _apply(context, answer, topics, msgspec.structs.asdict(quota))
+
+
+@operation(Permission.LOOKUP, "namespace")
+def describe_namespace(context: AdminContext, answer: Answer, *, namespace: str) -> None:
+    """The policy that a namespace sets for its topics, and its quota: of each value the limit (0: none) and what is used
+    of it (null: it is a rate, or not counted as there is no limit)."""
+    namespaces = context.topics.namespaces
+    namespaces.require(namespace)
+    quota = msgspec.structs.asdict(namespaces.quota(namespace))
+    storage_bytes, handles = context.namespace_usage(namespace)
+    used: dict[str, int | None] = {"namespace_topics_max": namespaces.topic_count(namespace)}
+    if quota["namespace_storage_bytes_max"]:
+        used["namespace_storage_bytes_max"] = storage_bytes
+    if quota["namespace_handles_max"]:
+        used["namespace_handles_max"] = handles
+    answer.done(
+        {
+            "namespace": namespace,
+            "policy": namespaces.values(namespace),
+            "quota": {
+                name: {"limit": limit, "used": used.get(name)} for name, limit in quota.items()
+            },
+        }
+    )
+
+
 @operation(Permission.LOOKUP, "topic")
 def topic_policy(
     context: AdminContext, answer: Answer, *, topic: str, with_sources: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -19,13 +19,44 @@ from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.checks import in_our_words
 from danube_fast.clock import Clock
-from danube_fast.errors import DanubeError, InvalidArgument, NotFound
+from danube_fast.errors import DanubeError, InvalidArgument, NotFound, PermissionDenied
 from danube_fast.roles import Owner, Processes
 from danube_fast.types import Permission
 
-__all__ = ["OPERATIONS", "AdminContext", "Answer", "Operation", "ask_owners", "operation", "run"]
+__all__ = [
+    "OPERATIONS",
+    "AdminContext",
+    "Answer",
+    "Asker",
+    "Operation",
+    "ask_owners",
+    "check",
+    "operation",
+    "run",
+]
 
 RESOURCE_CLUSTER = "cluster"
+
+
+class Asker:
+    """Principal that asks for an operation."""
+
+    def __init__(
+        self, principal: str = "", authorize: Callable[[str, Permission, str], None] | None = None
+    ) -> None:
+        """`authorize`: as in `run`; None: the broker itself asks, which may do everything."""
+        self.principal = str(principal)
+        """Its name, for records and messages."""
+        self._identity, self._authorize = principal, authorize
+
+    def may(self, permission: Permission, resource: str) -> bool:
+        """Whether the principal has that permission there. Raises Unavailable while that is not known."""
+        if self._authorize is not None:
+            try:
+                self._authorize(self._identity, permission, resource)
+            except PermissionDenied:
+                return False
+        return True
 
 
 class Answer:
@@ -34,16 +65,18 @@ class Answer:
     def __init__(self, on_end: Callable[[Any, DanubeError | None], None]) -> None:
         self._on_end = on_end
         self._ended = False
+        self.asker = Asker()
 
     def done(self, value: Any = None) -> None:
         """Answer with a result."""
-        self._end(value, None)
+        self.end(value, None)
 
     def fail(self, error: DanubeError) -> None:
         """Answer with an error."""
-        self._end(None, error)
+        self.end(None, error)
 
-    def _end(self, value: Any, error: DanubeError | None) -> None:
+    def end(self, value: Any, error: DanubeError | None) -> None:
+        """Answer with an error if there is one, else with a result."""
         if not self._ended:
             self._ended = True
             self._on_end(value, error)
@@ -61,8 +94,8 @@ class SecurityRecords(Protocol):
     """The records of who may do what; see `danube_fast/security/records.py`."""
 
     @property
-    def policy(self) -> Rights:
-        """All of them."""
+    def rights(self) -> Rights:
+        """Answers who may do what."""
         ...
 
     @property
@@ -84,6 +117,12 @@ class SecurityRecords(Protocol):
         """Make or change a credential. Raises InvalidArgument, NotFound, FailedPrecondition."""
         ...
 
+    def add_api_key(
+        self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
+    ) -> None:
+        """Add an API key of the principal `name`. Raises InvalidArgument, NotFound, AlreadyExists, FailedPrecondition."""
+        ...
+
     def put_binding(self, binding: str, subject: str, role: str, scope: str) -> None:
         """Make or change a binding. Raises InvalidArgument, FailedPrecondition."""
         ...
@@ -97,6 +136,29 @@ class SecurityRecords(Protocol):
         ...
 
 
+class KeyRotation(Protocol):
+    """The server key of a secured broker, and its rotation."""
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the keys, and which process has which. Raises FailedPrecondition."""
+        ...
+
+    def step(self, step: str, on_end: Callable[[Any, DanubeError | None], None]) -> None:
+        """Take a step; `on_end` with the keys once the processes have the right one. Raises FailedPrecondition,
+        InvalidArgument."""
+        ...
+
+
+class AuditRecords(Protocol):
+    """The records of the audit log; see `danube_fast/security/audit.py`."""
+
+    def read(
+        self, cursor: str, *, since_seconds: int, principal: str, denied: bool
+    ) -> dict[str, Any]:
+        """Read a page: {"records", "after", "is_last"}. Raises InvalidArgument, Unavailable."""
+        ...
+
+
 class AdminContext(Protocol):
     """The state and the helpers of operations; the coordinator provides them."""
 
@@ -106,6 +168,16 @@ class AdminContext(Protocol):
     @property
     def security(self) -> SecurityRecords:
         """The records of who may do what."""
+        ...
+
+    @property
+    def server_key(self) -> KeyRotation:
+        """The server key, and its rotation."""
+        ...
+
+    @property
+    def audit(self) -> AuditRecords | None:
+        """The audit log; None: there is none."""
         ...
 
     def ask(
@@ -163,8 +235,16 @@ class AdminContext(Protocol):
         """The processes of this host."""
         ...
 
+    def in_slices(self, steps: Iterator[None]) -> None:
+        """Take steps, a slice of them in each turn, so that long ones do not stop the loop; the first at once."""
+        ...
+
     def clients(self, after: int, limit: int) -> ClientPage:
         """Connections to the coordinator behind session number `after`."""
+        ...
+
+    def namespace_usage(self, namespace: str) -> tuple[int, int]:
+        """Bytes that a namespace keeps, and handles that are open in it; zeros of what its quota does not bound."""
         ...
 
     def status(self) -> BrokerStatus:
@@ -186,6 +266,12 @@ class Operation(msgspec.Struct, frozen=True):
     documentation: str
     more_needed: RightsOf | None
     """What else its arguments need a right on."""
+    permission_of: Callable[[dict[str, Any]], Permission] | None
+    """Chooses another permission than `permission` by the arguments."""
+    is_filtered: bool
+    """The answer tells only of what the principal has the permission on; no right is needed to ask."""
+    has_optional_resource: bool
+    """The argument that names the resource may be left out: then it is the cluster."""
     arguments: type[msgspec.Struct]
     """Struct of the function's keyword arguments, with their types and defaults."""
     function: Callable[..., None]
@@ -196,8 +282,9 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(
-    permission: Permission, resource: str = "", more_needed: RightsOf | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    permission: Permission, resource: str = "", more_needed: RightsOf | None = None, *,
+    permission_of: Callable[[dict[str, Any]], Permission] | None = None, is_filtered: bool = False,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
     """Enter a function `f(context, answer, *, arguments...)` into the registry."""
 
     def enter(function: Callable[..., None]) -> Callable[..., None]:
@@ -211,11 +298,13 @@ def operation(
                 else:
                     fields.append((parameter.name, kind, parameter.default))
         name = function.__name__
+        is_optional = any(len(field) == 3 and field[0] == resource for field in fields)
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         documentation = inspect.getdoc(function) or ""
         OPERATIONS[name] = Operation(
-            name, permission, resource, documentation, more_needed, arguments, function
-        )
+            name, permission, resource, documentation, more_needed, permission_of, is_filtered,
+            is_optional, arguments, function,
+        )  # fmt: skip
         return function
 
     return enter
@@ -231,28 +320,44 @@ def run(
 ) -> None:
     """Run an operation by name. Every outcome, refusals included, goes to `answer`."""
     try:
-        operation = OPERATIONS.get(name)
-        if operation is None:
-            raise NotFound(f"no operation {name!r}; there are: {', '.join(sorted(OPERATIONS))}")
-        try:
-            checked = msgspec.convert(arguments, operation.arguments)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(in_our_words(error, name)) from None
-        values = msgspec.structs.asdict(checked)
-        authorize(principal, operation.permission, _resource(operation, values))
-        if operation.more_needed is not None:
-            for permission, other in operation.more_needed(values):
-                authorize(principal, permission, other)
+        operation, values = check(authorize, principal, name, arguments)
+        answer.asker = Asker(principal, authorize)
         operation.function(context, answer, **values)
     except DanubeError as error:
         answer.fail(error)
 
 
+def check(
+    authorize: Callable[[str, Permission, str], None],
+    principal: str,
+    name: str,
+    arguments: dict[str, Any],
+) -> tuple[Operation, dict[str, Any]]:
+    """Return an operation and its arguments, if the principal may run it. Raises NotFound, InvalidArgument,
+    PermissionDenied, Unavailable."""
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise NotFound(f"no operation {name!r}; there are: {', '.join(sorted(OPERATIONS))}")
+    try:
+        checked = msgspec.convert(arguments, operation.arguments)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(in_our_words(error, name)) from None
+    values = msgspec.structs.asdict(checked)
+    if not operation.is_filtered:
+        choose = operation.permission_of
+        permission = operation.permission if choose is None else choose(values)
+        authorize(principal, permission, _resource(operation, values))
+    if operation.more_needed is not None:
+        for also, other in operation.more_needed(values):
+            authorize(principal, also, other)
+    return operation, values
+
+
 def _resource(operation: Operation, values: dict[str, Any]) -> str:
     """Return what an operation needs its permission on, as `authorize` names it."""
-    if not operation.resource:
+    value = str(values[operation.resource]) if operation.resource else ""
+    if not operation.resource or (operation.has_optional_resource and not value):
         return RESOURCE_CLUSTER
-    value = str(values[operation.resource])
     return f"namespace:{value}" if operation.resource == "namespace" else value
 
 

@@ -20,7 +20,7 @@ def list_security(
     after: str = "",
     limit: int = LISTED_MAX,
 ) -> None:
-    """List records of a kind (principal, credential, role, binding) behind the name `after`, at most `limit`. No record
+    """List records of a kind (principal, credential, role, binding, api_key, sign_on) behind the name `after`, at most `limit`. No record
     holds a secret."""
     if limit < 1:
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
@@ -48,6 +48,21 @@ def set_credential(
         raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
     context.security.put_credential(
         credential, principal, expires_seconds=expires_seconds, label=label
+    )
+    answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def add_api_key(
+    context: AdminContext, answer: Answer, *, principal: str, key_id: str, salt: str, digest: str,
+    expires_seconds: int = 0, label: str = "",
+) -> None:  # fmt: skip
+    """Let an API key sign on as this principal. Who makes it keeps the secret: `salt` and `digest` are what it is known
+    by. It ends after `expires_seconds`, 0: never. A principal has at most two live ones."""
+    if expires_seconds < 0:
+        raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
+    context.security.add_api_key(
+        key_id, principal, salt=salt, digest=digest, expires_seconds=expires_seconds, label=label
     )
     answer.done()
 
@@ -84,5 +99,5 @@ def check_permission(
     context: AdminContext, answer: Answer, *, principal: str, permission: Permission, resource: str
 ) -> None:
     """Tell whether a principal may do that: {"allowed"}."""
-    policy = context.security.policy
-    answer.done({"allowed": policy.permits(principal, permission, resource)})
+    rights = context.security.rights
+    answer.done({"allowed": rights.permits(principal, permission, resource)})

@@ -10,8 +10,10 @@ import msgspec
 from danube_fast.broker import messages as m
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
 from danube_fast.broker.admin.topics import topic_stats
+from danube_fast.broker.admin.visibility import Visibility
 from danube_fast.broker.answers import SubscriptionTotals
 from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.broker.topics.creation import check_dead_letter_topic
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission, parse_topic
 
@@ -40,11 +42,21 @@ def _with_subscriptions(
 
 @operation(Permission.LOOKUP, "topic")
 def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> None:
-    """List the subscriptions of a topic: type, lag, what is unacked, who consumes."""
-    _with_subscriptions(context, answer, topic, answer.done)
+    """List the subscriptions of a topic that the caller may look up: type, lag, what is unacked, who consumes."""
+    visibility = Visibility(context, answer.asker)
+
+    def found(subs: list[SubscriptionTotals]) -> None:
+        answer.done([sub for sub in subs if visibility.shows_subscription(topic, sub.subscription)])
+
+    _with_subscriptions(context, answer, topic, found)
 
 
-@operation(Permission.LOOKUP, "topic")
+def _subscription_rights(values: dict[str, Any]) -> list[tuple[Permission, str]]:
+    """Right to look up a subscription, beside that to look its topic up."""
+    return [(Permission.LOOKUP, f"{values['topic']}#{values['subscription']}")]
+
+
+@operation(Permission.LOOKUP, "topic", _subscription_rights)
 def describe_subscription(
     context: AdminContext, answer: Answer, *, topic: str, subscription: str
 ) -> None:
@@ -94,8 +106,9 @@ def set_failure_policy(
     """Change fields of a subscription's failure policy, from now on; answers the policy."""
     record = context.topics.require_stable(parse_topic(topic))
     policy = parse_policy(values)
+    setter = answer.asker.principal if context.security.is_enforced else ""
     if policy.dead_letter_topic:
-        context.topics.check_takes_dead_letters(policy.dead_letter_topic)
+        check_dead_letter_topic(context.topics, policy.dead_letter_topic, answer.asker.may)
 
     def told(replies: list[Any], errors: list[DanubeError]) -> None:
         policies = [policy for reply in replies for policy in reply]
@@ -108,7 +121,11 @@ def set_failure_policy(
 
     partitions = context.topics.partitions(record)
     ask_owners(
-        context, record, partitions, lambda ids: m.SetFailurePolicy(ids, subscription, values), told
+        context,
+        record,
+        partitions,
+        lambda ids: m.SetFailurePolicy(ids, subscription, values, setter),
+        told,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.admin.visibility import Visibility, answer_in_slices
 from danube_fast.broker.answers import (
     PartitionPlace,
     TopicDescription,
@@ -16,6 +18,7 @@ from danube_fast.broker.answers import (
 )
 from danube_fast.broker.messages import PartitionStats, PurgePartitions, Unassign
 from danube_fast.broker.topics.records import TopicOptions, TopicRecord
+from danube_fast.broker.topics.reply_topics import owner_of_new
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.types import REPLY_TOPICS, Permission, parse_topic
 
@@ -24,7 +27,13 @@ __all__ = ["topic_stats"]
 TOPICS_LISTED_MAX = 10_000
 
 
-@operation(Permission.MANAGE_TOPIC, "topic")
+def _creation_permission(values: dict[str, Any]) -> Permission:
+    """Permission that making a topic needs: reply topics are free, each belongs to its maker."""
+    is_reply = values["topic"].startswith(REPLY_TOPICS)
+    return Permission.PRODUCE if is_reply else Permission.MANAGE_TOPIC
+
+
+@operation(Permission.MANAGE_TOPIC, "topic", permission_of=_creation_permission)
 def create_topic(
     context: AdminContext,
     answer: Answer,
@@ -41,7 +50,10 @@ def create_topic(
     options = TopicOptions.parse(
         {"dispatch": dispatch, "durability": durability, "partitions": partitions}
     )
-    record = context.topics.create(topic, options, context.clock.wall_ns())
+    owner, topics = "", context.topics
+    if context.security.is_enforced:
+        owner = owner_of_new(topics, topic, options, answer.asker.principal)
+    record = topics.create(topic, options, context.clock.wall_ns(), owner)
 
     def placed(error: DanubeError | None) -> None:
         if error is None or isinstance(error, Unavailable):
@@ -69,7 +81,7 @@ def delete_topic(context: AdminContext, answer: Answer, *, topic: str) -> None:
     ask_owners(context, record, partitions, Unassign, told)
 
 
-@operation(Permission.LOOKUP)
+@operation(Permission.LOOKUP, is_filtered=True)
 def list_topics(
     context: AdminContext,
     answer: Answer,
@@ -81,19 +93,25 @@ def list_topics(
 ) -> None:
     """Topics by name: of one namespace, or matching a glob such as `/iot/dev-*`.
 
-    At most `limit` of them, those behind the name `after`. Answers a list of descriptions. A secured broker
-    lists no reply topics: their names guard them.
+    At most `limit` of them, those behind the name `after`; fewer only at the end. Answers a list of descriptions, of
+    topics that the caller may look up; of reply topics, of its own.
     """
-    is_enforced = context.security.is_enforced
-    found = [
-        record
-        for record in context.topics.topics(namespace)
-        if record.topic > after
-        and (not pattern or fnmatch.fnmatchcase(record.topic, pattern))
-        and not (is_enforced and record.topic.startswith(REPLY_TOPICS))
-    ]
+    visibility = Visibility(context, answer.asker)
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
-    answer.done([TopicSummary.of(record) for record in found[:count]])
+
+    def steps() -> Iterator[None]:
+        found: list[Any] = []
+        for record in context.topics.by_name.behind(after, namespace):
+            if len(found) >= count:
+                break
+            if (
+                not pattern or fnmatch.fnmatchcase(record.topic, pattern)
+            ) and visibility.shows_topic(record.topic):
+                found.append(TopicSummary.of(record))
+            yield
+        answer.done(found)
+
+    answer_in_slices(context, answer, steps)
 
 
 @operation(Permission.LOOKUP, "topic")
@@ -120,7 +138,8 @@ def describe_topic(context: AdminContext, answer: Answer, *, topic: str) -> None
 
 @operation(Permission.LOOKUP, "topic")
 def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
-    """Offsets, rates' raw counts and subscriptions of a topic: totals, and per partition.
+    """Offsets, rates' raw counts and subscriptions of a topic: totals, and per partition. Of subscriptions, those that the
+    caller may look up.
 
     Unavailable if a worker that owns some of it is down.
     """
@@ -131,6 +150,13 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
             answer.fail(errors[0])
             return
         stats = {entry.partition_id: entry for value in values for entry in value}
+        visibility = Visibility(context, answer.asker)
+        for entry in stats.values():
+            entry.subscriptions = [
+                sub
+                for sub in entry.subscriptions
+                if visibility.shows_subscription(topic, sub.subscription)
+            ]
         partitions = [
             msgspec.structs.replace(stats[number], partition=record.partition_topic(index))
             for index, number in enumerate(record.partition_ids)

@@ -21,13 +21,14 @@ from danube_fast.broker.admission.layout import (
     WORD_BYTES,
     LogWord,
     Mode,
+    NamespaceWord,
     PartitionWord,
     ProducerWord,
     ResultWord,
     StateWord,
     WindowWord,
 )
-from danube_fast.errors import AlreadyExists, InvalidArgument, Status
+from danube_fast.errors import AlreadyExists, InvalidArgument, ResourceExhausted, Status
 from danube_fast.frame.bundle import read_bundle
 from danube_fast.frame.check import check_frame
 from danube_fast.frame.kernel import kernel
@@ -59,6 +60,7 @@ __all__ = ["NEED_RESERVATION", "NOT_ADMITTED_YET", "admit", "find_producer", "in
 # Statuses of a result row, beside those of `Status`. NEED_RESERVATION and NOT_ADMITTED_YET never leave the worker.
 STATUS_INVALID = InvalidArgument.code
 STATUS_TOO_OLD = AlreadyExists.code
+STATUS_EXHAUSTED = ResourceExhausted.code
 NEED_RESERVATION = 100
 """The partition has no reserved offsets left: reserve more and admit the rest again."""
 NOT_ADMITTED_YET = 101
@@ -68,6 +70,8 @@ FRAME_TOO_LARGE = -1002
 """Likewise: more than one message in a frame above FRAME_BYTES_CAP."""
 MESSAGE_TOO_LARGE = -1003
 """Likewise: a payload is larger than the topic's policy allows."""
+NAMESPACE_FULL = -1004
+"""Likewise, of a frame that is too much for what its namespace may keep."""
 TOO_MANY_FRAMES = -1000
 """Returned by `admit`: the result table has no room for this bundle now."""
 
@@ -249,6 +253,39 @@ def _has_larger(frame: int, limit: int) -> int:
     return 0
 
 
+@kernel("int64(int64,int64,int64,int64)")
+def _check_namespace(state: int, namespace: int, frame_bytes: int, result: int) -> int:
+    """Whether the quota of a namespace lets a frame in, by what all workers have taken; a status."""
+    now_ns = load_word(state, StateWord.NOW_NS) + load_word(namespace, NamespaceWord.BURST_NS)
+    messages = load_word(namespace, NamespaceWord.MESSAGES)
+    if messages != 0 and load_i64(messages) > now_ns:
+        return Status.THROTTLED
+    paid = load_word(namespace, NamespaceWord.BYTES)
+    if paid != 0 and load_i64(paid) > now_ns:
+        return Status.THROTTLED
+    limit = load_word(namespace, NamespaceWord.UNTIL)
+    if limit != 0:
+        until = load_i64(limit)
+        if until == 0:
+            return Status.THROTTLED
+        accepted = frame_bytes
+        for worker in range(load_word(namespace, NamespaceWord.WORKERS)):
+            accepted += load_i64(load_word(namespace, NamespaceWord.ACCEPTED + worker))
+        if accepted > until:
+            store_word(result, ResultWord.BASE_OFFSET, NAMESPACE_FULL)
+            return STATUS_EXHAUSTED
+    return Status.OK
+
+
+@kernel("int64(int64,int64)")
+def _count_accepted(namespace: int, frame_bytes: int) -> int:
+    """Count a frame for its namespace; a worker writes its own word only."""
+    own = load_word(namespace, NamespaceWord.OWN)
+    if own != 0:
+        store_u64(own, load_i64(own) + frame_bytes)
+    return 0
+
+
 @kernel("int64(int64,int64,int64,int64,int64,int64)")
 def _admit_frame(
     state: int, frame: int, partition_id: int, session: int, result: int, now_ns: int
@@ -276,7 +313,16 @@ def _admit_frame(
     if limit and _has_larger(frame, limit):
         store_word(result, ResultWord.BASE_OFFSET, MESSAGE_TOO_LARGE)
         return STATUS_INVALID
-    return _accept(state, frame, row, result, now_ns)
+    namespace = load_word(row, PartitionWord.NAMESPACE)
+    if namespace == 0:
+        return _accept(state, frame, row, result, now_ns)
+    size = load_u32(frame + At.FRAME_BYTES)
+    status = _check_namespace(state, namespace, size, result)
+    if status == Status.OK:
+        status = _accept(state, frame, row, result, now_ns)
+        if status == Status.OK:
+            _count_accepted(namespace, size)
+    return status
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")

@@ -31,7 +31,8 @@ class Cause(enum.IntEnum):
     MEMORY = 5
     BACKLOG = 6
     STORAGE = 7
-    RATE = 8
+    NAMESPACE = 8
+    RATE = 9
 
 
 _STATUS = {Cause.DELETED: TopicDeleted.code, Cause.RATE: Status.THROTTLED}

@@ -19,6 +19,7 @@ import enum
 __all__ = [
     "LogWord",
     "Mode",
+    "NamespaceWord",
     "PartitionWord",
     "ProducerWord",
     "ResultWord",
@@ -61,6 +62,26 @@ class PartitionWord(enum.IntEnum):
     OUTLET = 10
     """Address of its outlet during a turn over rings (`workers/shard/publish/turn_layout.py`); 0: it is not made,
     less than 0: it is refused."""
+    NAMESPACE = 11
+    """Address of the words of its namespace's quota (`NamespaceWord`); 0: it has none that a publish meets."""
+
+
+class NamespaceWord(enum.IntEnum):
+    """Words on the quota of a namespace: addresses of words that all workers share, 0 = no such limit."""
+
+    MESSAGES = 0
+    """Until when the messages that were published are paid for (`ring/buckets.py`)."""
+    BYTES = 1
+    BURST_NS = 2
+    UNTIL = 3
+    """So many bytes may all workers together accept, counted since the broker's start; 0 there: not known yet,
+    publishers are to come again."""
+    OWN = 4
+    """Bytes that this worker has accepted since then."""
+    WORKERS = 5
+    """Number of the words behind."""
+    ACCEPTED = 6
+    """The first of them: those of all workers, like `OWN`."""
 
 
 class LogWord(enum.IntEnum):
@@ -131,6 +152,8 @@ class StateWord(enum.IntEnum):
     RESULTS = 8
     RESULTS_MAX = 9
     MESSAGE_BYTES_MAX = 10
+    NOW_NS = 11
+    """When the turn began, monotonic; kept while a namespace has a rate."""
 
 
 WORD_BYTES = 8

@@ -11,7 +11,7 @@ import msgspec
 from danube_fast.checks import in_our_words, parse_amount, unit_of
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import InvalidArgument
-from danube_fast.types import parse_topic
+from danube_fast.types import REPLY_TOPICS, parse_topic
 
 __all__ = ["Backoff", "FailurePolicy", "Poison", "parse_policy"]
 
@@ -92,6 +92,8 @@ def parse_policy(values: Mapping[str, Any], before: FailurePolicy | None = None)
             raise InvalidArgument(f"{name} must be from 0 to {MS_MAX} (7 days)")
     if policy.dead_letter_topic:
         parse_topic(policy.dead_letter_topic)
+        if policy.dead_letter_topic.startswith(REPLY_TOPICS):
+            raise InvalidArgument("a reply topic keeps no dead letters; name another topic")
     elif policy.poison_policy is Poison.DEAD_LETTER:
         raise InvalidArgument(
             "poison_policy dead_letter needs a dead_letter_topic, such as /default/dead-letters"

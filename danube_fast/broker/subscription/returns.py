@@ -50,7 +50,7 @@ class Returns:
         "__weakref__", "_delayed", "_extended_ns", "_rested_until_ns", "_timers", "armed_ns", "by_message",
         "consumers", "counted_until", "dead_letter_count", "delays", "dropped_count", "expired_count",
         "idle_since_ns", "kind", "ledger", "lost_count", "lost_counted", "name", "next_offset", "partition_id",
-        "pending_gaps", "poisoned", "policy", "prefetched", "rate", "redelivered_count", "router", "tracks", "turn",
+        "pending_gaps", "poisoned", "policy", "policy_setter", "prefetched", "rate", "redelivered_count", "router", "tracks", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,8 @@ class Returns:
         self.next_offset = cursor
         """The first message that was never looked at."""
         self.policy = FailurePolicy()
+        self.policy_setter = ""
+        """Principal that set it: dead letters need its right. Empty: no one was asked who they are."""
         self.rate: Rate | None = None
         """How fast messages may go out; None: as fast as they are taken."""
         self.consumers: list[Consumer] = []
@@ -235,9 +237,9 @@ class Returns:
         """Bound how fast messages go out; None: do not."""
         self.rate = rate
 
-    def set_policy(self, policy: FailurePolicy) -> None:
-        """Put another failure policy in force; what is blocked gets another chance."""
-        self.policy = policy
+    def set_policy(self, policy: FailurePolicy, setter: str = "") -> None:
+        """Put another failure policy in force; what is blocked gets another chance. `setter`: the principal that set it."""
+        self.policy, self.policy_setter = policy, setter
         self.poisoned.clear()
         if self.ledger.blocked:
             self._wake(self.cursor, self.ledger.next_offset, BLOCKED)

@@ -16,6 +16,7 @@ two writes: only what is recorded as deleted may a worker ever drop.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from danube_fast.broker.topics.ids import Ids
 from danube_fast.broker.topics.moves import move_partition
 from danube_fast.broker.topics.namespaces import Namespaces
 from danube_fast.broker.topics.policy import TopicPolicy, effective, merge_values
+from danube_fast.broker.topics.quota import NamespaceQuota
 from danube_fast.broker.topics.records import (
     Extent,
     PartitionRecord,
@@ -36,6 +38,7 @@ from danube_fast.broker.topics.records import (
     parse_durability,
 )
 from danube_fast.broker.topics.store import Store, replace
+from danube_fast.broker.topics.table import TopicTable
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -79,7 +82,7 @@ class TopicDirectory:
         """Read everything. `log_count` logs can be placed on."""
         self._store = store
         self._partitions_max = partitions_per_topic_max
-        self._topics: dict[str, TopicRecord] = {}
+        self._topics = self.by_name = TopicTable()
         self._partitions: dict[int, PartitionRecord] = {}
         self._deleted: dict[int, PartitionRecord] = {}
         self.namespaces = Namespaces(store)
@@ -94,6 +97,8 @@ class TopicDirectory:
         """Topics that are about to get more partitions; nothing else about them changes meanwhile."""
         self.inherited: dict[int, list[Inherited]] = {}
         """Subscriptions that a new partition begins with, until it is part of its topic."""
+        self.owned: Counter[str] = Counter()
+        """Reply topics by the principal that made them."""
         self._load()
         self.loaded = frozenset(self._partitions)
         """Partitions that were there when this process began."""
@@ -137,8 +142,7 @@ class TopicDirectory:
 
     def topics(self, namespace: str = "") -> list[TopicRecord]:
         """All topics, or those of a namespace, by name."""
-        prefix = f"/{namespace}/" if namespace else "/"
-        return [self._topics[name] for name in sorted(self._topics) if name.startswith(prefix)]
+        return list(self._topics.behind("", namespace))
 
     def partitions(self, record: TopicRecord) -> list[PartitionRecord]:
         """The partitions of a topic, by index."""
@@ -210,8 +214,8 @@ class TopicDirectory:
 
     # ---------------------------------------------------------------- topics
 
-    def create(self, name: str, options: TopicOptions, now_ns: int) -> TopicRecord:
-        """Enter a new topic; `commit` makes it durable, and no client may be told before.
+    def create(self, name: str, options: TopicOptions, now_ns: int, owner: str = "") -> TopicRecord:
+        """Enter a new topic; `commit` makes it durable, and no client may be told before. `owner`: see `reply_topics.py`.
 
         Raises InvalidArgument, AlreadyExists, or NotFound (the namespace).
         """
@@ -219,7 +223,7 @@ class TopicDirectory:
         dispatch = parse_dispatch(options.dispatch)
         durability = parse_durability(options.durability)
         partition_count = options.partitions or 0
-        self._check_new(topic, partition_count)
+        self.check_new(topic, options)
         incarnation, *ids = self._ids.take(1 + max(partition_count, 1))
         record = TopicRecord(
             str(topic),
@@ -229,9 +233,12 @@ class TopicDirectory:
             partition_count > 0,
             ids,
             now_ns,
+            owner=owner,
         )
         self._enter(record.topic, ids, 0)
         self._topics[record.topic] = self._new[record.topic] = record
+        self.namespaces.count_topic(record.topic, 1)
+        self.owned[owner] += 1
         return record
 
     def commit(self) -> list[NotMade]:
@@ -287,6 +294,10 @@ class TopicDirectory:
     def policy_of(self, record: TopicRecord) -> TopicPolicy:
         """The values in force for a topic: its own over those of its namespace."""
         return effective(self.namespaces.values(parse_topic(record.topic).namespace), record.policy)
+
+    def quota_of(self, record: TopicRecord) -> NamespaceQuota:
+        """The quota of the namespace that a topic is in."""
+        return self.namespaces.quota(parse_topic(record.topic).namespace)
 
     def set_policy(self, name: str, values: Mapping[str, Any]) -> TopicRecord:
         """Change some values of a topic's policy. Raises NotFound, InvalidArgument, FailedPrecondition."""
@@ -361,6 +372,8 @@ class TopicDirectory:
         for _, entry in self._store.list("/topics/"):
             record = msgspec.json.decode(entry.value, type=TopicRecord)
             self._topics[record.topic] = record
+            self.namespaces.count_topic(record.topic, 1)
+            self.owned[record.owner] += 1
         alive = {key for record in self._topics.values() for key in record.partition_ids}
         for _, entry in self._store.list("/partitions/"):
             partition = msgspec.json.decode(entry.value, type=PartitionRecord)
@@ -370,7 +383,10 @@ class TopicDirectory:
             self._partitions[partition.partition_id] = partition
             self._count(partition, 1)
 
-    def _check_new(self, topic: TopicName, partition_count: int) -> None:
+    def check_new(self, topic: TopicName, options: TopicOptions) -> None:
+        """Raise what prevents that a topic is made: InvalidArgument, AlreadyExists, NotFound (the namespace),
+        ResourceExhausted."""
+        partition_count = options.partitions or 0
         if topic in self._topics:
             raise AlreadyExists(f"topic {topic} exists already; use it, or delete it first")
         self.namespaces.require(topic.namespace)
@@ -384,6 +400,7 @@ class TopicDirectory:
                 f"{topic} is a partition of a partitioned topic; choose another name"
             )
         self.check_partition_names(topic, range(partition_count))
+        self.namespaces.check_room(topic)
 
     def check_partition_names(self, topic: str, indices: range) -> None:
         """Raise AlreadyExists, InvalidArgument if partitions of these indices could not have names."""
@@ -455,6 +472,8 @@ class TopicDirectory:
     def _forget(self, record: TopicRecord) -> list[PartitionRecord]:
         partitions = self.partitions(record)
         del self._topics[record.topic]
+        self.namespaces.count_topic(record.topic, -1)
+        self.owned[record.owner] -= 1
         for partition in partitions:
             del self._partitions[partition.partition_id]
             self._count(partition, -1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from danube_fast.broker.topics.quota import NamespaceQuota
 from danube_fast.checks import in_our_words, parse_amount, unit_of
 from danube_fast.errors import InvalidArgument
 
@@ -105,16 +106,23 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         )
 
 
-_KINDS = {field.name: field.type for field in msgspec.structs.fields(TopicPolicy)}
+_OWNERS: dict[type[msgspec.Struct], str] = {
+    TopicPolicy: "a topic's policy",
+    NamespaceQuota: "a namespace's quota",
+}
 
 
-def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+def _parse(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Values as they are recorded; None (or the text "default") takes a value back. InvalidArgument."""
-    unknown = sorted(set(values) - set(_KINDS))
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    unknown = sorted(set(values) - set(kinds))
     if unknown:
-        raise InvalidArgument(
-            f"{unknown[0]!r} is no value of a topic's policy; there are: {', '.join(sorted(_KINDS))}"
+        text = (
+            f"{unknown[0]!r} is no value of {_OWNERS[kind]}; there are: {', '.join(sorted(kinds))}"
         )
+        if unknown[0] in NamespaceQuota.__struct_fields__:
+            text += f". {unknown[0]} is a quota: danube-fast namespaces set-quota"
+        raise InvalidArgument(text)
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "default":
@@ -124,7 +132,7 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
             amount = parse_amount(name, value)
             value = value if amount is None else amount
         try:
-            checked = msgspec.convert(value, _KINDS[name], strict=False)
+            checked = msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError as fault:
             raise InvalidArgument(
                 f"{in_our_words(fault, name)}; see tuning.md, 'Policies'"
@@ -137,9 +145,13 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def merge_values(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded values after a change; checked as a whole. Raises InvalidArgument."""
-    merged = {**before, **_parse(changes)}
+def merge_values(
+    before: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    kind: type[msgspec.Struct] = TopicPolicy,
+) -> dict[str, Any]:
+    """Recorded values of a policy, or of a quota, after a change; checked as a whole. Raises InvalidArgument."""
+    merged = {**before, **_parse(changes, kind)}
     return {name: value for name, value in merged.items() if value is not None}
 
 

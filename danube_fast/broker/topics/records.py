@@ -65,6 +65,8 @@ class TopicRecord(msgspec.Struct, frozen=True):
     """One more with every change of its settings."""
     policy: dict[str, Any] = {}
     """Values of its own; see policy.py."""
+    owner: str = ""
+    """Principal that made it, of a reply topic in a secured broker: no other reads it."""
 
     def partition_topic(self, index: int) -> str:
         """Name of one of its partitions."""
@@ -78,6 +80,8 @@ class NamespaceRecord(msgspec.Struct, frozen=True):
     created_ns: int
     policy: dict[str, Any] = {}
     """Values for its topics."""
+    quota: dict[str, Any] = {}
+    """Values for all its topics together; see quota.py."""
 
 
 class TopicOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -15,7 +15,7 @@ from danube_fast.checks import parse_amount
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, command, seconds_of
 from danube_fast.cli.output import Progress, bytes_text, counted, duration_text, note, print_result
-from danube_fast.cli.stored.options import MasterOption, StoreOption, UrlOption
+from danube_fast.cli.stored.options import MasterOption, StoreOption, UrlOption, broker_of
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import parse_topic
 
@@ -127,7 +127,13 @@ def export(
     spec = ExportSpec.make(
         name, target.form, columns=columns, fields=fields, where=where, partition_by=partition_by
     )
-    given = {"url": url, "store": store, "start": start, "end": end, "topic": name}
+    given = {
+        "url": broker_of(url, store),
+        "store": store,
+        "start": start,
+        "end": end,
+        "topic": name,
+    }
     given["failOnDataLoss"] = "false" if skip_lost else "true"
     read = ReadOptions.parse({key: value for key, value in given.items() if value is not None})
     _check(read.start, read.end, follow=follow, dry_run=dry_run)

@@ -51,6 +51,12 @@ StoreOption = Annotated[
 HoldArgument = Annotated[
     str, typer.Argument(metavar="HOLD", help="What the flush, or the last renewal, has answered.")
 ]
+OfTopicOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", help="The topic that was flushed: a secured broker asks for the right to it."
+    ),
+]
 TopicFilter = Annotated[
     str | None, typer.Argument(metavar="TOPIC", help="Only this one: /namespace/topic")
 ]
@@ -104,15 +110,16 @@ def renew(
     hold_seconds: Annotated[
         int, typer.Option(min=1, help="Keep its objects for so long from now on.")
     ],
+    topic: OfTopicOption = None,
 ) -> None:
     """Hold objects of the store for longer; prints the hold that takes the place of the old one."""
-    ask.show(ask("renew_history_hold", hold=hold, hold_seconds=hold_seconds))
+    ask.show(ask("renew_history_hold", hold=hold, hold_seconds=hold_seconds, topic=topic))
 
 
 @asking(app, f"danube-fast history release {HOLD}")
-def release(ask: Ask, hold: HoldArgument) -> None:
+def release(ask: Ask, hold: HoldArgument, topic: OfTopicOption = None) -> None:
     """Give held objects back: they may be deleted. One that is gone already is no error."""
-    ask.show(ask("release_history_hold", hold=hold), f"released {hold}")
+    ask.show(ask("release_history_hold", hold=hold, topic=topic), f"released {hold}")
 
 
 @app.command(

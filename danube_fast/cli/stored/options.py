@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption"]
+from danube_fast.cli.context_file import value_of
+
+__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption", "broker_of"]
 
 UrlOption = Annotated[
     str | None,
@@ -26,3 +28,8 @@ EndOption = Annotated[
 MasterOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
 ]
+
+
+def broker_of(url: str | None, store: str | None) -> str | None:
+    """Return the broker to ask: that of the context in use if neither it nor a store is named."""
+    return url or (None if store else value_of("url") or None)

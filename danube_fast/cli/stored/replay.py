@@ -9,7 +9,7 @@ import typer
 
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.names import complete_topics
-from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, command
+from danube_fast.cli.options import OutputForm, OutputOption, command
 from danube_fast.cli.output import Progress, bytes_text, counted, note, print_result
 from danube_fast.cli.stored.options import EndOption, StartOption, StoreOption
 
@@ -115,7 +115,7 @@ def replay(
 def _connect(url: str | None) -> Any:
     from danube_fast.cli.broker import connect
 
-    return connect(url or DEFAULT_URL)
+    return connect(url or "")
 
 
 def _as_dict(asked: Any, outcome: Outcome) -> dict[str, Any]:

@@ -53,7 +53,7 @@ __all__ = ["ReplyInbox", "Requests", "reply_topic_name"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_RANDOM_BYTES = 12
+_RANDOM_BYTES = 16
 _CLOSED = (
     "the client was closed (or its process forked) while a request waited for its reply; connect again, and "
     "ask again if that does no harm"

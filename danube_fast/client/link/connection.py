@@ -172,7 +172,7 @@ class Connection:
 
     def _renew(self) -> None:
         """Open a fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
-        was_asked = self._port is not None
+        was_asked = self._port is not None and not self._dialer.redials
         self._drop_port(0)
         if self.state is State.HANDSHAKE and was_asked:
             self._retry_ns = min(2 * self._retry_ns, HANDSHAKE_RETRY_NS_MAX)
@@ -196,7 +196,7 @@ class Connection:
             self._lost_ns = self.pump.clock.monotonic_ns()
         failure = self._dialer.lost(port, was_open=was_open)
         if failure is not None:
-            self._fail(failure)
+            self.fail(failure)
             return
         self._connect()
         self._handshake()
@@ -218,7 +218,8 @@ class Connection:
             self._renew_at(self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
             return
         self._hello = self.next_request()
-        self.send(self._identity.hello(self._hello, self._session, self._token))
+        claims = self._dialer.claims
+        self.send(self._identity.hello(self._hello, self._session, self._token, claims))
         self._renew_at(self.pump.clock.monotonic_ns() + self._retry_ns)
 
     def _renew_at(self, monotonic_ns: int) -> None:
@@ -245,7 +246,7 @@ class Connection:
         if command.request != self._hello or self.state is not State.HANDSHAKE:
             return
         self.state = State.OPEN
-        self._dialer.settle()
+        self._dialer.settle(is_open=True)
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
@@ -262,7 +263,7 @@ class Connection:
         for user in tuple(self.users):
             user.on_session(resumed)
 
-    def _fail(self, error: DanubeError) -> None:
+    def fail(self, error: DanubeError) -> None:
         """End: one side refuses the other for good (wrong protocol version, not authorized, a wrong key, ...)."""
         self.state, self.failure = State.FAILED, error
         self.pump.disarm(self)
@@ -297,9 +298,9 @@ class Connection:
         """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
         if self.state is State.HANDSHAKE:
             if (verdict := self._dialer.verdict(now_ns)) is not None:
-                self._fail(verdict)
+                self.fail(verdict)
                 return
-            if now_ns < self._renew_ns:
+            if now_ns < self._renew_ns and not self._dialer.redials:
                 self._renew_at(self._renew_ns)
                 return
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
@@ -461,8 +462,10 @@ class Connection:
             refused_ns = now_ns - self._lost_ns
             if asks_again(error, refused_ns, was_open=self._opened):
                 self._renew_at(now_ns + BACKOFF_MIN_NS)
+            elif (failure := self._dialer.denied(error)) is not None:
+                self.fail(failure)
             else:
-                self._fail(error)
+                self._renew()
             return
         call = self.calls.get(command.request)
         if call is not None:

@@ -4,7 +4,7 @@ A connection that had rings waits a while for new ones when the worker ends, as 
 that never had them goes to ZeroMQ at once.
 
 A broker that has to prove itself (`trust.py`) is asked to with every port: by CURVE over tcp, by the kernel's word on
-this host.
+this host. A client that signs on has no tcp port before it has, and signs on anew when the broker has forgotten it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import enum
 import zmq
 
 from danube_fast.client.link.guarded_port import GuardedPort
-from danube_fast.client.link.handshakes import HandshakeWatch
+from danube_fast.client.link.handshakes import Handshake, HandshakeWatch
 from danube_fast.client.link.ring_port import RingPort
 from danube_fast.client.link.trust import Trust
-from danube_fast.client.values.limits import HANDSHAKE_LOOK_NS, RINGS_WAIT_NS
+from danube_fast.client.values.limits import (
+    HANDSHAKE_LOOK_NS,
+    HANDSHAKE_VERDICT_NS,
+    RINGS_WAIT_NS,
+    SIGN_ON_KEYS_NS,
+    SIGN_ON_REFUSED_NS,
+)
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
 from danube_fast.net.port import Port
@@ -60,12 +66,37 @@ class Dialer:
         """Endpoint where there are no rings; empty: the same one."""
         self._wait_until_ns = 0
         """Until then only rings will do."""
+        self.redials = False
+        """Whether `open` is to be called now: for another key, or another sign-on."""
+        self._is_over_rings = False
+        """Whether the last port has rings."""
+        self._pause_until_ns = 0
+        """No tcp before that time, as the last one was refused."""
+        self._key = ""
+        """The server key that the last port was opened for."""
+        self._endpoint = ""
+        """Where that is."""
+        self._generation = 0
+        """The sign-on that it was opened with; 0: with none."""
+        self._failures = 0
+        """Failed handshakes that another key was tried for."""
+        self._served = 0
+        """The sign-on by which the last session was opened here."""
+        self._unproved: tuple[int, frozenset[str]] = (0, frozenset())
+        """A sign-on, and the keys that it brought, none of which the broker has."""
 
     def open(self, endpoint: str) -> Port | RingPort | None:
-        """Open a port; None while rings are not to be had and nothing else will do, or `verdict` says why not.
+        """Open a port; None while rings are not to be had and nothing else will do, while a sign-on is under way, or
+        `verdict` says why not.
 
         Raises Unavailable for an endpoint that makes no sense, or without descriptors.
         """
+        port = self._open(endpoint)
+        self._is_over_rings = isinstance(port, RingPort)
+        return port
+
+    def _open(self, endpoint: str) -> Port | RingPort | None:
+        self.redials, self._generation = False, 0
         try:
             if self._rings is not Rings.NEVER:
                 try:
@@ -86,6 +117,12 @@ class Dialer:
             self._refusal = error.with_traceback(None)
             return None
 
+    @property
+    def claims(self) -> dict[str, str]:
+        """Return what HELLO says over rings: the client's key. The kernel proves a local user there, and the broker
+        refuses one that is not the same principal."""
+        return {"key": self._trust.public} if self._is_over_rings and self._trust.has_key else {}
+
     def next_look_ns(self, limit_ns: int) -> int:
         """Return when to ask for a verdict, before that time at the latest."""
         if self._refusal is not None:
@@ -95,11 +132,75 @@ class Dialer:
         return limit_ns
 
     def verdict(self, now_ns: int) -> DanubeError | None:
-        """Return why there is no hope of a handshake; None while there is."""
-        return self._refusal or self._watch.verdict(now_ns)
+        """Return why there is no hope of a handshake; None while there is. Afterwards `redials` counts."""
+        trust = self._trust
+        if self._refusal is not None:
+            return self._refusal
+        if trust.sign_on is not None and trust.sign_on.failure is not None:
+            return trust.sign_on.failure
+        # keys that can be asked for anew are asked for soon; only then is it the verdict
+        is_first = trust.sign_on is not None and not self._unproved[0]
+        wait_ns = SIGN_ON_KEYS_NS if is_first else HANDSHAKE_VERDICT_NS
+        found = self._watch.look(now_ns, max(1, len(trust.server_keys)), wait_ns)
+        if found is Handshake.REFUSED:
+            return self._refused(
+                PermissionDenied(
+                    f"this key is not registered with the broker at {self._endpoint} (or expired); have "
+                    "the public key of key_file= registered there"
+                )
+            )
+        if found is Handshake.UNPROVED:
+            return self._unproved_by_all()
+        failures = self._watch.failures
+        if failures > self._failures and len(trust.server_keys) > 1:
+            self._key, self.redials = trust.key_behind(self._key), True
+        self._failures = failures
+        return None
 
-    def settle(self) -> None:
+    def denied(self, error: DanubeError) -> DanubeError | None:
+        """Return why there is no hope behind a HELLO that was answered with that error; None: `open` again."""
+        if not isinstance(error, PermissionDenied):
+            return error
+        if self._is_over_rings and self._rings is Rings.PREFERRED and self._trust.has_key:
+            # the key may do what the local user may not
+            self._rings, self.redials = Rings.NEVER, True
+            return None
+        if not self._generation:
+            return error
+        return self._refused(error)
+
+    def _refused(self, error: PermissionDenied, *, settles: bool = True) -> DanubeError | None:
+        """Have the client signed on anew, if it signs on: the broker may have forgotten that."""
+        sign_on = self._trust.sign_on
+        if sign_on is None or not self._generation:
+            return error
+        self.redials = True
+        self._watch.forget()
+        self._pause_until_ns = self._clock.monotonic_ns() + SIGN_ON_REFUSED_NS
+        settles = settles and self._served != self._generation
+        return sign_on.refused(self._generation, error, settles=settles)
+
+    def _unproved_by_all(self) -> DanubeError | None:
+        """Ask for the keys anew, if they came with a sign-on; not behind another one that brought the same."""
+        keys = frozenset(self._trust.server_keys)
+        error = PermissionDenied(
+            f"wrong server key, or the broker at {self._endpoint} does not speak CURVE; compare "
+            "server_key= with the key that the broker shows"
+        )
+        generation, known = self._unproved
+        if keys == known and self._generation > generation:
+            return error
+        self._unproved = self._generation, keys
+        return self._refused(error, settles=False)
+
+    def settle(self, *, is_open: bool = False) -> None:
         """Note that the handshake over the last port is done, or given up; before that is closed."""
+        if is_open and self._key:
+            self._trust.prefer(self._key)
+            self._key, self._served = "", self._generation
+            self._unproved = 0, frozenset()
+            self._watch.forget()  # or they would count when the connection is lost one day
+        self._failures = self._watch.failures
         self._watch.detach()
 
     def lost(self, port: RingPort | GuardedPort, *, was_open: bool) -> DanubeError | None:
@@ -119,13 +220,15 @@ class Dialer:
         endpoint = self.tcp or endpoint
         trust, is_ipc = self._trust, endpoint.startswith("ipc://")
         is_guarded = is_ipc and trust.is_secured
-        is_curve = bool(trust.server_key) and not is_ipc
+        is_curve = trust.has_key and not is_ipc
         if is_curve and not endpoint.startswith("tcp://"):
             raise PermissionDenied(
                 f"{endpoint} is an endpoint of neither tcp nor ipc, over which this broker cannot prove "
                 "its server_key; check what the broker advertises"
             )
         if is_guarded and not knock(endpoint, trust.users):
+            return None
+        if is_curve and not self._take_key():
             return None
         socket = self._new_socket()
         if is_guarded:
@@ -134,16 +237,27 @@ class Dialer:
             socket.setsockopt(zmq.IPV6, 1)
         try:
             if is_curve:
-                socket.setsockopt_string(zmq.CURVE_SERVERKEY, trust.server_key)
+                socket.setsockopt_string(zmq.CURVE_SERVERKEY, self._key)
                 socket.setsockopt_string(zmq.CURVE_PUBLICKEY, trust.public)
                 socket.setsockopt_string(zmq.CURVE_SECRETKEY, trust.secret)
                 self._watch.attach(socket, endpoint)
+                self._endpoint, self._failures = endpoint, self._watch.failures
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._watch.detach()
             socket.close(0)
             raise Unavailable(f"cannot connect to {endpoint} ({error}); check it") from error
         return GuardedPort(socket, endpoint, trust.users) if is_guarded else Port(socket)
+
+    def _take_key(self) -> bool:
+        """Choose the server key to ask for; whether there is one, and the client is signed on if it must be."""
+        trust = self._trust
+        if not trust.is_ready() or self._clock.monotonic_ns() < self._pause_until_ns:
+            return False
+        if self._key not in trust.server_keys:
+            self._key = trust.server_keys[0]
+        self._generation = trust.sign_on.generation if trust.sign_on is not None else 0
+        return True
 
     def _new_socket(self) -> zmq.Socket[bytes]:
         try:

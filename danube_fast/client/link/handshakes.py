@@ -8,19 +8,20 @@
     a stopped process listens     nothing               the same
 
 A refused key is a verdict at once. A broker that ends in the middle of a handshake looks like one with another key,
-so such failures are a verdict only when they go on for a while and nothing else is seen meanwhile.
+so such failures are a verdict only when they go on for a while and nothing else is seen meanwhile. Of several keys
+another one is tried with each failure.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
 
 import zmq
 
 from danube_fast.client.values.limits import HANDSHAKE_VERDICT_NS
-from danube_fast.errors import DanubeError, PermissionDenied
 
-__all__ = ["HandshakeWatch"]
+__all__ = ["Handshake", "HandshakeWatch"]
 
 _EVENT = struct.Struct("=Hi")
 _ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
@@ -33,6 +34,16 @@ _EVENTS_MAX = 1000
 """Read in one look."""
 
 
+class Handshake(enum.Enum):
+    """How a handshake stands."""
+
+    PENDING = 1
+    UNPROVED = 2
+    """The broker has none of our keys, or no CURVE."""
+    REFUSED = 3
+    """The broker does not know this client's key."""
+
+
 class HandshakeWatch:
     """Reads the monitors of one connection's sockets, one after the other, until a handshake is done."""
 
@@ -40,7 +51,8 @@ class HandshakeWatch:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._endpoint = ""
-        self._failures = 0
+        self.failures = 0
+        """Handshakes with this endpoint that the broker has left, one behind the other."""
         self._since_ns = 0
         """When the first of them was seen."""
 
@@ -52,9 +64,13 @@ class HandshakeWatch:
     def attach(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         """Watch a socket, before it connects. Raises ZMQError."""
         if endpoint != self._endpoint:
-            self._endpoint, self._failures = endpoint, 0
+            self._endpoint, self.failures = endpoint, 0
         self._monitor = socket.get_monitor_socket(_ENDED | _FAILED | _REFUSED)
         self._socket = socket
+
+    def forget(self) -> None:
+        """Count failures anew: something has changed that they depended on."""
+        self.failures = 0
 
     def detach(self) -> None:
         """Close the monitor, while the socket is open."""
@@ -65,11 +81,11 @@ class HandshakeWatch:
         if monitor is not None:
             monitor.close(0)
 
-    def verdict(self, now_ns: int) -> DanubeError | None:
-        """Read the monitor; why there is no hope, None while there is."""
+    def look(self, now_ns: int, keys: int = 1, verdict_ns: int = HANDSHAKE_VERDICT_NS) -> Handshake:
+        """Read the monitor. `keys`: how many are tried in turn; `verdict_ns`: how long failures are none."""
         for _ in range(_EVENTS_MAX):
             if self._monitor is None:
-                return None
+                return Handshake.PENDING
             try:
                 content, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -78,21 +94,15 @@ class HandshakeWatch:
             if not event & _REFUSED:
                 self._count(event, now_ns)
             elif value == _NOT_REGISTERED:
-                return PermissionDenied(
-                    f"this key is not registered with the broker at {self._endpoint} (or expired); have "
-                    "the public key of key_file= registered there"
-                )
-        if self._failures < _FAILURES_MIN or now_ns - self._since_ns < HANDSHAKE_VERDICT_NS:
-            return None
-        return PermissionDenied(
-            f"wrong server key, or the broker at {self._endpoint} does not speak CURVE; compare "
-            "server_key= with the key that the broker shows"
-        )
+                return Handshake.REFUSED
+        if self.failures < keys * _FAILURES_MIN or now_ns - self._since_ns < verdict_ns:
+            return Handshake.PENDING
+        return Handshake.UNPROVED
 
     def _count(self, event: int, now_ns: int) -> None:
         if event & _ENDED:
-            self._failures = 0
+            self.failures = 0
             return
-        if not self._failures:
+        if not self.failures:
             self._since_ns = now_ns
-        self._failures += 1
+        self.failures += 1

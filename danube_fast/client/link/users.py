@@ -29,10 +29,10 @@ class Identity(NamedTuple):
     host_id: str
     process_id: int
 
-    def hello(self, request: int, session: int, token: bytes) -> Hello:
+    def hello(self, request: int, session: int, token: bytes, claims: dict[str, Any]) -> Hello:
         """Return the HELLO that asks for that session again; 0 for a new one."""
         return Hello(
-            request, PROTOCOL_VERSION, self.name, self.auth, self.host_id, self.process_id,
+            request, PROTOCOL_VERSION, self.name, {**self.auth, **claims}, self.host_id, self.process_id,
             session, token,
         )  # fmt: skip
 

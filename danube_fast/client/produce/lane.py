@@ -48,7 +48,8 @@ from danube_fast.errors import (
 )
 from danube_fast.frame.kernel import direct
 from danube_fast.frame.stamp import seal
-from danube_fast.net.protocol import CloseProducer, OpenProducer, Status
+from danube_fast.net.protocol import CloseProducer, OpenProducer, OpenProducerUnnamed, Status
+from danube_fast.types import REPLY_TOPICS
 
 __all__ = ["Lane", "Phase"]
 
@@ -96,7 +97,10 @@ class Lane(LaneState):
         if self._opening is not None:
             self.connection.abandon(self._opening)
         request = self.connection.next_request()
-        command = OpenProducer(request, self.partition_id, self.producer.name)
+        command: OpenProducer | OpenProducerUnnamed
+        command = OpenProducerUnnamed(request, self.partition_id, self.producer.name)
+        if self.topic.startswith(REPLY_TOPICS):
+            command = OpenProducer(request, self.partition_id, self.producer.name, self.topic)
         self._opening = self.connection.call(Call(command, OnLoss.FORGET, self._on_opened))
 
     def _on_opened(self, call: Call) -> None:

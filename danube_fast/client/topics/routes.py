@@ -267,6 +267,11 @@ class Routes:
             finally:
                 steps.close()
 
+    def fail(self, error: DanubeError) -> None:
+        """End every connection for good."""
+        for connection in (*self.workers.values(), self.bootstrap):
+            connection.fail(error)
+
     def close(self) -> None:
         """End the session on every connection, and close it."""
         for connection in (*self.workers.values(), self.bootstrap):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "PublishArguments",
     "Start",
     "SubscriptionType",
+    "Token",
     "Transport",
 ]
 
@@ -31,6 +32,8 @@ Compression = Literal["none", "lz4", "zstd"]
 Start = str | int | dt.datetime | dt.timedelta | dict[str, int]
 """A position: "earliest", "latest", an offset, a datetime, an RFC 3339 time, a time ago as a timedelta or
 such as "-10m", or {"last": n} messages."""
+Token = str | Callable[[], str]
+"""An API key or a JWT, or a function that returns one; called for each sign-on, in a thread of the client."""
 Moment = int | dt.datetime
 """Nanoseconds since the epoch, or a datetime."""
 

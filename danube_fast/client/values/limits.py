@@ -105,3 +105,34 @@ BATCH_MESSAGES_DEFAULT = 10_000
 TIMERS_QUIET_NS = 2 * MILLISECOND_NS
 """The timer thread sleeps at least this long while the application itself keeps every deadline."""
 TIMERS_IDLE_NS = 5 * SECOND_NS
+
+# sign-on
+SERVER_KEYS_MAX = 8
+"""Keys of the broker that are pinned at once: the old and the new one, with room to spare; each is tried."""
+TOKEN_CHARACTERS_MAX = 16_384
+"""Longer than any token that fits into a header of common HTTP servers."""
+SIGN_ON_SECONDS = 10.0
+"""From the look-up of the name to the last byte of the answer; a slower server is asked again."""
+SIGN_ON_ANSWER_BYTES_MAX = 65_536
+"""Of an answer with its headers; one with 8 keys has 600 bytes."""
+SIGN_ON_PAUSE_NS = 1 * SECOND_NS
+"""Two sign-ons are at least this far apart."""
+SIGN_ON_BACKOFF_NS = 500 * MILLISECOND_NS
+SIGN_ON_BACKOFF_NEEDED_NS_MAX = 2 * SECOND_NS
+"""Longest pause between attempts while connections wait for a sign-on."""
+SIGN_ON_BACKOFF_NS_MAX = 30 * SECOND_NS
+"""Longest pause between attempts."""
+SIGN_ON_RETRY_AFTER_NS_MAX = 60 * SECOND_NS
+"""Longest pause that a server is granted which asks for one."""
+SIGN_ON_SETTLE_NS = 3 * SECOND_NS
+"""A worker may hear of a sign-on this much later than the client: until then its refusal is no reason for another."""
+SIGN_ON_REFUSED_NS = 100 * MILLISECOND_NS
+"""A connection that was refused asks again after this time."""
+SIGN_ON_KEYS_NS = 500 * MILLISECOND_NS
+"""Handshakes that fail for so long are a reason to ask for the broker's keys again."""
+SIGN_ON_ANEW_NS = 30 * SECOND_NS
+SIGN_ON_ANEW_MAX = 5
+"""New sign-ons within that time because the broker refuses what it has just granted; then the client gives up."""
+SIGN_ON_EXPIRES_SECONDS_MAX = 366 * 24 * 3600
+SIGN_ON_JITTER = 0.1
+"""Part by which a renewal comes earlier at random, so that clients that began together do not renew together."""

@@ -10,7 +10,7 @@ import msgspec
 from danube_fast.broker import records as r
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Flow, SubscriptionKind
-from danube_fast.broker.subscription.policy import parse_policy
+from danube_fast.broker.subscription.policy import FailurePolicy, parse_policy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.countdown import Done
@@ -117,6 +117,7 @@ class ConsumerCommands:
         old = session.consumers.get(command.consumer_id)
         if old is not None:
             self._consumers.detach(session, old)
+        self._limits.check_handle(partition, session.number)
         if kind is SubscriptionKind.READER:
             sub, created = partition.new_reader(place), False
         else:
@@ -124,8 +125,8 @@ class ConsumerCommands:
                 raise InvalidArgument(f"a subscription name has 1 to {NAME_BYTES_MAX} bytes")
             self._limits.check_subscription(partition, command.subscription, session)
             sub, created = partition.subscribe(command.subscription, kind, place)
-            self._limits.equip(partition, sub)
             self._limits.reap_exclusive(sub, session)
+        self._limits.equip(partition, sub)
         skips = not sub.tracks and kind is not SubscriptionKind.READER and not sub.consumers
         if skips and self._state.now_ns >= partition.resumes_until_ns:
             sub.start_over(max(sub.cursor, partition.position("latest")))
@@ -153,22 +154,29 @@ class ConsumerCommands:
                 self._consumers.detach(session, consumer)
             answer(error)
 
-        journal = self._state.journals[partition.log_slot]
         if created:
-            number = partition.partition_id
-            record = r.SubscriptionCreated(number, sub.name, sub.kind.value, sub.cursor)
-            if policy == sub.policy:
-                journal.record(record, recorded)
-            else:
-                sub.set_policy(policy)
-                journal.record(record)
-                checked = self._check_dead_letter_topic(partition, sub, recorded)
-                journal.record(r.PolicySet(number, sub.name, policy), checked)
+            self._record(session, partition, sub, policy, recorded)
         elif not sub.recorded:
-            journal.when_durable(recorded)
+            self._state.journals[partition.log_slot].when_durable(recorded)
         else:
             answer(None)
             self._gaps.tell_pending(partition, consumer)
+
+    def _record(
+        self, session: Session, partition: Partition, sub: Subscription, policy: FailurePolicy,
+        recorded: Callable[[DanubeError | None], None],
+    ) -> None:  # fmt: skip
+        """Record a new subscription, and its failure policy; `recorded` when both are durable."""
+        journal, number = self._state.journals[partition.log_slot], partition.partition_id
+        record = r.SubscriptionCreated(number, sub.name, sub.kind.value, sub.cursor)
+        if policy == sub.policy:
+            journal.record(record, recorded)
+            return
+        setter = str(session.principal) if self._dead_letters.is_guarded else ""
+        sub.set_policy(policy, setter)
+        journal.record(record)
+        checked = self._check_dead_letter_topic(partition, sub, recorded)
+        journal.record(r.PolicySet(number, sub.name, policy, setter), checked)
 
     def _new_consumer(
         self, session: Session, command: p.Subscribe, sub: Subscription, filters: tuple[str, ...]
@@ -193,7 +201,7 @@ class ConsumerCommands:
             if error is not None:
                 done(error)
             else:
-                self._dead_letters.check(sub.policy, told)
+                self._dead_letters.check(sub.policy, sub.policy_setter, told)
 
         return recorded
 
@@ -331,4 +339,5 @@ class ConsumerCommands:
             if command.taken is not None:
                 consumer.report(*command.taken)
             self._consumers.detach(session, consumer)
+            self._limits.namespaces.note_closed()
         self._delivery.result(session, command.request)

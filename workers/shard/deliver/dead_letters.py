@@ -20,12 +20,20 @@ from danube_fast.broker.subscription.consumer import Gap, Stored
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.countdown import Countdown, Done
-from danube_fast.errors import DanubeError, FailedPrecondition, Internal, InvalidArgument
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+)
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.pack import encode_frame
 from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import Status
 from danube_fast.roles import COORDINATOR
+from danube_fast.types import Permission
+from danube_fast.workers.process.access import may_not_publish
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.job import Job
@@ -44,6 +52,7 @@ IN_FLIGHT_MAX = 256
 """Dead letters of one target that are published and not durable yet."""
 RETRY_NS = 1_000_000_000
 REASON_CHARACTERS_MAX = 1000
+_REFUSALS = (FailedPrecondition, InvalidArgument, PermissionDenied)
 _DONE = (Status.OK, Status.DUPLICATE)
 
 
@@ -97,14 +106,26 @@ class DeadLetters(Job):
         self, state: ShardState, consumers: Consumers, producers: Producers, intake: Intake,
         reader: LogReader,
     ) -> None:  # fmt: skip
+        self._access = producers.access
+        self._version = None if self._access is None else self._access.version
         self._state, self._consumers, self._producers = state, consumers, producers
         self._intake, self._reader = intake, reader
         consumers.take_poisoned = self.take
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[tuple[str, str], _Target] = {}
+        """By topic, and the principal whose right it needs."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether who sets a failure policy needs a right to its dead-letter topic, then and as long as it is used."""
+        return self._access is not None
+
+    @staticmethod
+    def _key(sub: Subscription) -> tuple[str, str]:
+        return sub.policy.dead_letter_topic, sub.policy_setter
 
     def take(self, sub: Subscription) -> None:
         """Queue the poisoned messages of a subscription."""
-        target = self._targets.setdefault(sub.policy.dead_letter_topic, _Target())
+        target = self._targets.setdefault(self._key(sub), _Target())
         for start, end, failures, reason in sub.take_poisoned():
             target.waiting += [
                 _DeadLetter(sub, offset, failures, reason, sub.policy)
@@ -113,10 +134,10 @@ class DeadLetters(Job):
 
     def fault_of(self, sub: Subscription) -> str:
         """Tell why the dead letters of a subscription have to wait; empty: they do not."""
-        target = self._targets.get(sub.policy.dead_letter_topic)
+        target = self._targets.get(self._key(sub))
         return target.fault if target is not None and sub.ledger.blocked else ""
 
-    def check(self, policy: FailurePolicy, done: Done) -> None:
+    def check(self, policy: FailurePolicy, setter: str, done: Done) -> None:
         """Ask whether a topic takes dead letters, if it is there already; `done` with why it does not. A
         coordinator that is down now is asked when there are dead letters."""
         if not policy.dead_letter_topic:
@@ -124,10 +145,11 @@ class DeadLetters(Job):
             return
 
         def told(reply: Reply) -> None:
-            is_refused = isinstance(reply.error, FailedPrecondition | InvalidArgument)
+            is_refused = isinstance(reply.error, _REFUSALS)
             done(reply.error if is_refused else None)
 
-        question = m.FindDeadLetterTopic(policy.dead_letter_topic, create=False)
+        topic = policy.dead_letter_topic
+        question = m.FindDeadLetterTopic(topic, create=False, setter=setter)
         self._state.boot.mailbox.call(COORDINATOR, question, on_reply=told)
 
     @property
@@ -137,31 +159,57 @@ class DeadLetters(Job):
 
     def do_work(self, now_ns: int) -> None:
         """Publish dead letters that wait."""
-        for topic, target in list(self._targets.items()):
+        if self._access is not None and self._access.version != self._version:
+            self._version = self._access.version
+            self._check_targets()
+        for key, target in list(self._targets.items()):
             if not target.waiting and not target.in_flight:
-                del self._targets[topic]
+                del self._targets[key]
             elif target.waiting and now_ns >= target.retry_ns and not target.is_opening:
                 if target.places:
                     self._publish_some(target)
                 else:
-                    self._open(topic, target)
+                    self._open(key, target)
+
+    def _check_targets(self) -> None:
+        """Stop what goes on without a right, now that rights have changed."""
+        for key, target in self._targets.items():
+            if target.places and (refusal := self._refusal(key)) is not None:
+                self._fail(key, target, refusal)
+
+    def _refusal(self, key: tuple[str, str]) -> DanubeError | None:
+        """Return why dead letters may not go to a topic on behalf of a principal."""
+        topic, setter = key
+        try:
+            if self._access is not None:
+                self._access.authorize(setter, Permission.PRODUCE, topic)
+        except PermissionDenied:
+            return may_not_publish(setter, topic)
+        except DanubeError as error:  # rights are not known just now
+            return error
+        return None
 
     # ------------------------------------------------------------ opening
 
-    def _open(self, topic: str, target: _Target) -> None:
+    def _open(self, key: tuple[str, str], target: _Target) -> None:
         """Find or create the topic, and open a producer on each of its partitions."""
+        if (refusal := self._refusal(key)) is not None:
+            self._fail(key, target, refusal)
+            return
         target.is_opening = True
+        topic, setter = key
         mailbox = self._state.boot.mailbox
 
         def located(reply: Reply) -> None:
             if reply.error is not None:
-                self._fail(topic, target, reply.error)
+                self._fail(key, target, reply.error)
                 return
             places = [_Place(*entry) for entry in reply.value.partitions]
 
             def opened(error: DanubeError | None) -> None:
+                error = error or self._refusal(key)
                 if error is not None:
-                    self._fail(topic, target, error)
+                    self._fail(key, target, error)
                 else:
                     target.places, target.is_opening, target.fault = places, False, ""
 
@@ -169,7 +217,7 @@ class DeadLetters(Job):
                 for place in places:
                     self._open_place(place, countdown.add())
 
-        mailbox.call(COORDINATOR, m.FindDeadLetterTopic(topic), on_reply=located)
+        mailbox.call(COORDINATOR, m.FindDeadLetterTopic(topic, setter=setter), on_reply=located)
 
     def _open_place(self, place: _Place, done: Done) -> None:
         def opened(value: m.Opened | None, error: DanubeError | None) -> None:
@@ -198,10 +246,10 @@ class DeadLetters(Job):
         """Session number of our own producers: below -1, like those of other processes."""
         return -1 - self._state.boot.config.process_index
 
-    def _fail(self, topic: str, target: _Target, error: DanubeError) -> None:
+    def _fail(self, key: tuple[str, str], target: _Target, error: DanubeError) -> None:
         """Open the topic again in a while: it cannot be published to just now."""
         if target.fault != str(error):
-            _log.warning("dead letters for %s have to wait: %s", topic, error)
+            _log.warning("dead letters for %s have to wait: %s", key[0], error)
         target.fault = str(error)
         target.places, target.is_opening = [], False
         target.retry_ns = self._state.now_ns + RETRY_NS
@@ -238,11 +286,13 @@ class DeadLetters(Job):
 
     def _publish(self, target: _Target, message: _DeadLetter, stored: Stored) -> None:
         place = target.places[target.turn % len(target.places)]
-        topic = message.sub.policy.dead_letter_topic
+        destination = self._key(message.sub)
         try:
             frame = self._frame(message, stored, place)
         except DanubeError as error:  # compressed garbage: it stays blocked
-            _log.error("message %d of %s is no dead letter: %s", message.offset, topic, error)
+            _log.error(
+                "message %d of %s is no dead letter: %s", message.offset, destination[0], error
+            )
             return
         target.turn += 1
         place.next_sequence += 1
@@ -256,11 +306,11 @@ class DeadLetters(Job):
                 self._mark_acked(message)
                 return
             if status == InvalidArgument.code:  # too large with its attributes: it stays blocked
-                _log.error("message %d cannot go to %s: %s", message.offset, topic, text)
+                _log.error("message %d cannot go to %s: %s", message.offset, destination[0], text)
                 return
             target.waiting.appendleft(message)
             if target.places and place in target.places:
-                self._fail(topic, target, DanubeError(text))
+                self._fail(destination, target, DanubeError(text))
 
         if place.process == self._state.boot.config.process_index:
 

@@ -15,6 +15,7 @@ import xxhash
 
 from danube_fast.broker.admission.gate import Cause
 from danube_fast.broker.admission.layout import PartitionWord, ProducerWord
+from danube_fast.broker.admission.rates import Rate
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
 from danube_fast.broker.subscription.subscription import Subscription
@@ -22,14 +23,18 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Pong, encode
 from danube_fast.net.session import Session
-from danube_fast.ring.buckets import Bucket
+from danube_fast.ring.buckets import Bucket, JointBucket
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.keep.namespaces import Namespaces
+from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Limits"]
 
 NO_RATES = (0, 0)
+UNKNOWN_NS = 50 * MILLISECOND_NS
+"""How long publishers wait while the storage of their namespace is counted."""
 _PROBE = encode(Pong(0))
 """Answers no request: sent to learn whether a connection is still there."""
 
@@ -39,21 +44,29 @@ class Limits:
 
     def __init__(self, state: ShardState, delivery: Delivery, consumers: Consumers) -> None:
         self._state, self._delivery, self._consumers = state, delivery, consumers
+        self.namespaces = Namespaces(state)
         self._throttled: dict[int, Partition] = {}
         self._open_at_ns = 0
         state.policy_listeners.append(self._apply)
+
+    def attach(self, intake: Intake) -> None:
+        """Let publishes be charged here, and be told when to come again, or why they are refused."""
+        intake.charge, intake.wait_ms = self.charge, self.wait_ms
+        intake.namespace_text = self.namespaces.full_text
 
     def _apply(self, partition: Partition) -> None:
         """Give a partition and its subscriptions the rates of its policy."""
         policy = partition.policy
         row = self._state.tables.partitions[partition.slot]
         row[PartitionWord.MESSAGE_BYTES_MAX] = policy.message_bytes_max
+        namespace = self.namespaces.apply(partition)
         rates = policy.publish_messages_per_second, policy.publish_bytes_per_second
-        partition.set_rate(self._bucket(partition.rate, rates, partition))
+        own = self._bucket(partition.rate, rates, partition)
+        partition.set_rate(_joined(own, None if namespace is None else namespace.publish))
         row[PartitionWord.IS_PACED] = partition.rate is not None
         if partition.partition_id in self._throttled:
             self._let_in(partition, self._state.now_ns)
-        for sub in partition.subscriptions.values():
+        for sub in partition.all_subscriptions():
             self.equip(partition, sub)
             self._consumers.touch(sub)
 
@@ -69,13 +82,16 @@ class Limits:
         rates = policy.dispatch_messages_per_second, policy.dispatch_bytes_per_second
         if sub.kind is SubscriptionKind.READER:
             rates = NO_RATES
-        sub.set_rate(self._bucket(sub.rate, rates, partition, sub.name or "\n"))
+        own = self._bucket(sub.rate, rates, partition, sub.name or "\n")
+        namespace = self.namespaces.of(partition)
+        sub.set_rate(_joined(own, None if namespace is None else namespace.dispatch))
 
     def _bucket(
         self, before: Any, rates: tuple[int, int], partition: Partition, subscription: str = ""
     ) -> Bucket | None:
         """Make the bucket for these rates a second. New rates forgive the debt of `before`: the debt of one
         message a second could last for hours."""
+        before = _own(before)
         if before is not None and before.rates != rates:
             before.forgive()
         if not any(rates):
@@ -84,11 +100,13 @@ class Limits:
 
     # ------------------------------------------------------------ rates of publishers
 
-    def charge(self, partition: Partition, rate: Bucket, messages: int, byte_count: int) -> None:
-        """Charge the bucket of a partition, and close the partition for a while if it is empty."""
+    def charge(self, partition: Partition, rate: Rate, messages: int, byte_count: int) -> None:
+        """Charge the bucket of a partition, and close the partition for a while if it is empty. That of its namespace is
+        looked at by the admission kernel."""
         now_ns = self._state.now_ns
         rate.take(now_ns, messages, byte_count)
-        wait_ns = rate.wait_ns(now_ns)
+        own = _own(rate)
+        wait_ns = 0 if own is None else own.wait_ns(now_ns)
         if wait_ns:
             text = f"{partition.topic} is published to faster than its policy allows"
             self._state.gate.close(partition, Cause.RATE, text)
@@ -101,10 +119,13 @@ class Limits:
         """Tell after how long a throttled publisher should send again."""
         rate = partition.rate
         wait_ns = 0 if rate is None else rate.wait_ns(self._state.now_ns)
+        if not wait_ns and self.namespaces.is_unknown(partition):
+            wait_ns = UNKNOWN_NS
         return 1 + wait_ns // MILLISECOND_NS
 
     def let_in_again(self, now_ns: int) -> None:
         """Open partitions whose rate is not used up any more."""
+        self.namespaces.begin_turn(now_ns)
         if not self._throttled or now_ns < self._open_at_ns:
             return
         waits = [self._let_in(partition, now_ns) for partition in list(self._throttled.values())]
@@ -112,7 +133,8 @@ class Limits:
 
     def _let_in(self, partition: Partition, now_ns: int) -> int:
         """Open a partition if its rate is not used up any more; how long it stays closed otherwise."""
-        wait_ns = 0 if partition.rate is None else partition.rate.wait_ns(now_ns)
+        own = _own(partition.rate)
+        wait_ns = 0 if own is None else own.wait_ns(now_ns)
         if not wait_ns:
             del self._throttled[partition.partition_id]
             self._state.gate.open(partition, Cause.RATE)
@@ -137,6 +159,11 @@ class Limits:
         was killed and restarted is not refused until the session timeout."""
         if sub.kind is SubscriptionKind.EXCLUSIVE:
             self._reap({consumer.session for consumer in sub.consumers} - {session.number})
+
+    def check_handle(self, partition: Partition, session: int) -> None:
+        """Raise ResourceExhausted if one more handle of that session, by its number, is too many for the namespace."""
+        if self._state.sessions.by_number(session) is not None:
+            self.namespaces.take_handle(partition, lambda numbers: self._reap(numbers - {session}))
 
     def check_producer(self, partition: Partition, producer_id: int) -> None:
         """Raise ResourceExhausted if one more producer is too many."""
@@ -175,6 +202,17 @@ class Limits:
         if name in subs:
             count, owner = len(subs[name].consumers), f"subscription {name!r} on {topic}"
             _check_limit(partition, "consumers_per_subscription_max", count, owner)
+
+
+def _own(rate: Rate | None) -> Bucket | None:
+    """Return the bucket that is not a namespace's."""
+    if isinstance(rate, JointBucket):
+        return rate.own
+    return rate if isinstance(rate, Bucket) else None
+
+
+def _joined(own: Bucket | None, shared: Bucket | None) -> Rate | None:
+    return own if shared is None else JointBucket(own, shared)
 
 
 def _check_limit(partition: Partition, name: str, count: int, owner: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from danube_fast.broker.admission.gate import Cause
+from danube_fast.broker.admission.layout import PartitionWord
 from danube_fast.broker.history_messages import Extent
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.sizes import Sizes
@@ -65,7 +66,7 @@ class Retention(Job):
 
     def _apply(self, partition: Partition) -> None:
         partition.check_ages_at(0)
-        if partition.policy.bounds_storage:
+        if partition.policy.bounds_storage or partition.quota.namespace_storage_bytes_max:
             self._policed[partition.partition_id] = partition
         else:
             self._policed.pop(partition.partition_id, None)
@@ -235,6 +236,15 @@ class Retention(Job):
             start, in_history = partition.uploaded.until, partition.uploaded.byte_count
         sizes = partition.sizes
         return in_history + (0 if sizes is None else sizes.between(start, partition.visible))
+
+    def measure(self, partition: Partition) -> tuple[int, bool]:
+        """Count the bytes that a partition keeps just now, those included that are on their way into the log, about; and
+        say whether all of it is known."""
+        self._note_size(partition)
+        row = self._state.tables.partitions[partition.slot]
+        unseen = int(row[PartitionWord.NEXT_OFFSET]) - partition.visible
+        mean = partition.byte_count // max(1, partition.message_count)
+        return self.size_of(partition) + unseen * mean, partition.sizes is not None
 
     def _bound_backlog(self, partition: Partition) -> None:
         limit, sizes, text = partition.policy.backlog_bytes_max, partition.sizes, ""

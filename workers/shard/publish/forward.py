@@ -21,6 +21,7 @@ from danube_fast.net.session import Session
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.publish.audit_lines import AuditLines
 from danube_fast.workers.shard.publish.group import Publication
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.publish.producers import Producers
@@ -52,6 +53,7 @@ class Forwarder:
         intake.forward = self.publish
         producers.open_elsewhere = self.open_producer
         mailbox = state.boot.mailbox
+        AuditLines(state, intake, producers)
         mailbox.serve(m.OpenProducer, self._open_here)
         mailbox.serve(m.PublishBundle, self._publish_here)
         mailbox.epoch_watchers.append(self._restarted)

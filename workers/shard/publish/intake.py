@@ -109,6 +109,8 @@ class Intake:
         self.charge: Callable[[Partition, Any, int, int], None] = lambda *_: None
         self.wait_ms: Callable[[Partition], int] = lambda _: 0
         """See `Limits`."""
+        self.namespace_text: Callable[[Partition], str] = lambda _: ""
+        """See `Namespaces.full_text`."""
         self.answered: list[Publication] = []
         """Publications that are ready to be answered."""
         self.put_off: deque[tuple[int, Partition, Publication]] = deque()
@@ -414,6 +416,8 @@ class Intake:
             text = ""
             if partition is not None:
                 text = partition.refusal or self.journals[partition.log_slot].refusal
+                if row[2] == admission.NAMESPACE_FULL:
+                    text = self.namespace_text(partition)
         else:
             text = REFUSALS.get(status, "refused")
         publication.texts[status] = text

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.ma
 import xxhash
 
 from danube_fast.broker import messages as m
@@ -43,7 +44,7 @@ class Producers(Job):
         self, state: ShardState, delivery: Delivery, limits: Limits, access: Access | None = None
     ) -> None:
         """`access`: who may take a name from another principal; None: all may."""
-        self._access = access
+        self.access = access
         self._state, self._delivery, self._limits = state, delivery, limits
         self.open_elsewhere: Callable[[Session, p.OpenProducer], None] = self._refuse
         """Opens a producer on a partition of another worker."""
@@ -80,8 +81,11 @@ class Producers(Job):
             state.journals[partition.log_slot].check_takes()
         tables = state.tables
         slot = tables.find_producer(partition_id, producer_id)
-        if slot >= 0 and self._access is not None:
+        if slot >= 0 and self.access is not None:
             self._check_name(partition.topic, slot, name, principal)
+        opener = int(tables.producers[slot, ProducerWord.SESSION]) if slot >= 0 else -1
+        if state.sessions.by_number(opener) is None:
+            self._limits.check_handle(partition, session)
         self._limits.check_producer(partition, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
         slot = state.catalog.open_producer(partition, producer_id, name, epoch)
@@ -101,7 +105,7 @@ class Producers(Job):
         """Raise PermissionDenied if another principal publishes under that name, and this one may not take it."""
         opener = int(self._state.tables.producers[slot, ProducerWord.SESSION])
         session = self._state.sessions.by_number(opener)
-        access = self._access
+        access = self.access
         if session is None or access is None or session.principal == principal:
             return
         if not access.permits(principal, Permission.MANAGE_TOPIC, topic):
@@ -114,6 +118,7 @@ class Producers(Job):
         slot = tables.find_producer(command.partition_id, command.producer_id)
         if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session.number:
             tables.producers[slot, ProducerWord.SESSION] = -1
+            self._limits.namespaces.note_closed()
         self._delivery.result(session, command.request)
 
     # ------------------------------------------------------------ by the clock

@@ -128,7 +128,7 @@ class RingIntake:
         words[JobWord.EVENTS] = address_of(self._events)
         words[JobWord.FUNCTIONS], words[JobWord.PEERS] = FUNCTIONS, self._peers.address
         words[JobWord.MESSAGE] = address_of(self._received)
-        words[JobWord.PROVES] = self._server.proves
+        words[JobWord.PROVES] = self._server.looks_at_senders
         words[JobWord.BELL], words[JobWord.EPOLL] = self._bell, self._rings.fileno()
         polled = (self._bell, self._rings.fileno(), self._server.fileno())
         for place, fd in enumerate(polled, JobWord.POLLED):

@@ -1,0 +1,178 @@
+"""Connections of an HTTP port, bounded in number and time, with TLS or without.
+
+    accepted --TLS handshake--> waits for a request --> answers --> waits ...
+             HANDSHAKES_MAX     CONNECTIONS_MAX: then the oldest of the busiest address is closed for a new one
+
+Each step must be done in REQUEST_SECONDS. Connections that stay in their handshake close none that are further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["CONNECTIONS_MAX", "HANDSHAKES_MAX", "REQUEST_SECONDS", "limited_protocol", "source_of"]
+
+REQUEST_SECONDS = 10.0
+"""A handshake must be made, a request sent, and its answer read, each in this time."""
+CONNECTIONS_MAX = 32
+"""That wait for a request, or for the reading of its answer."""
+HANDSHAKES_MAX = 64
+"""Connections that have not ended their handshake."""
+_NETWORK_BYTES = 8
+
+
+class _Waiting:
+    """Connections that wait for their peer: so many, for so long.
+
+    Too many: the oldest of the address that has most of them is closed, so a crowd of one host closes its own.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        """The one that has waited longest first."""
+        self._counts: dict[str, int] = {}
+        """By source."""
+
+    def add(self, connection: Any) -> None:
+        """Begin to wait, anew if it does already."""
+        self.discard(connection)
+        loop = asyncio.get_running_loop()
+        self._timers[connection] = loop.call_later(REQUEST_SECONDS, connection.give_up)
+        self._counts[connection.source] = self._counts.get(connection.source, 0) + 1
+        if len(self._timers) > self._most:
+            source = max(self._counts, key=self._counts.__getitem__)
+            next(each for each in self._timers if each.source == source).give_up()
+
+    def discard(self, connection: Any) -> None:
+        """Wait no more."""
+        timer = self._timers.pop(connection, None)
+        if timer is None:
+            return
+        timer.cancel()
+        self._counts[connection.source] -= 1
+        if not self._counts[connection.source]:
+            del self._counts[connection.source]
+
+
+def source_of(transport: Any) -> str:
+    """Name where a connection comes from: an address; of IPv6 its network, as each host has many."""
+    peer = transport.get_extra_info("peername")
+    address = str(peer[0]) if peer else ""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+        return found.packed[:_NETWORK_BYTES].hex()
+    return address
+
+
+def limited_protocol(
+    context: ssl.SSLContext | None = None, connections_max: int = CONNECTIONS_MAX,
+    handshakes_max: int = HANDSHAKES_MAX,
+) -> type[Any]:  # fmt: skip
+    """Make the protocol of one port for uvicorn; with a context it speaks TLS only.
+
+    The state of a request has `peer_certificate`: the client's certificate in DER, verified, or None.
+    """
+    waiting, handshaking = _Waiting(connections_max), _Waiting(handshakes_max)
+
+    class Connection(_Connection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(waiting, **options)
+
+    if context is None:
+        return Connection
+    tls = context
+
+    class Handshake(_Handshake):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(handshaking, tls, lambda: Connection(**options))
+
+    return Handshake
+
+
+class _Connection(H11Protocol):
+    """A connection whose requests are plain to read."""
+
+    def __init__(self, waiting: _Waiting, **options: Any) -> None:
+        super().__init__(**options)
+        self._waiting = waiting
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.source = source_of(transport)
+        connection = transport.get_extra_info("ssl_object")
+        der = connection.getpeercert(binary_form=True) if connection is not None else None
+        self.app_state = {**self.app_state, "peer_certificate": der}
+        self._waiting.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.discard(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._waiting.add(self)
+
+    def give_up(self) -> None:
+        """Close the connection at once."""
+        self._waiting.discard(self)
+        self.transport.abort()
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection that is not encrypted yet."""
+
+    def __init__(
+        self, waiting: _Waiting, tls: ssl.SSLContext, then: Callable[[], _Connection]
+    ) -> None:
+        """`then` makes what goes on behind the handshake."""
+        self._waiting, self._tls, self._then = waiting, tls, then
+        self._early: list[bytes] = []
+        """Arrived with the last message of the handshake."""
+        self._is_lost = False
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self.source = transport, source_of(transport)
+        self._waiting.add(self)
+        # kept: the loop itself has weak references to tasks
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._waiting.discard(self)
+
+    def give_up(self) -> None:
+        """Close the connection at once."""
+        self._waiting.discard(self)
+        self._transport.abort()
+
+    async def _shake_hands(self) -> None:
+        """Encrypt the connection, and hand it on."""
+        loop = asyncio.get_running_loop()
+        try:
+            # its own timeout is longer than ours
+            secure: Any = await loop.start_tls(self._transport, self, self._tls, server_side=True)
+        except OSError:  # an SSLError is one; and so are all ways of leaving
+            return
+        finally:
+            self._waiting.discard(self)
+        if secure is None or self._is_lost or secure.is_closing():
+            return
+        connection = self._then()
+        secure.set_protocol(connection)
+        connection.connection_made(secure)
+        for data in self._early:
+            connection.data_received(data)

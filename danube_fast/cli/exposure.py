@@ -1,0 +1,223 @@
+"""Checks of `doctor` on who may do what: addresses, files with secrets, and the records of a secured broker."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from danube_fast.cli.host import Finding, Verdict
+from danube_fast.config import Settings, split_address
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
+
+__all__ = ["addresses", "files", "records"]
+
+OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
+DAY_NS = 24 * 3600 * 1_000_000_000
+EXPIRY_DAYS = 7
+NAMES_MAX = 5
+_SECRETS = {
+    "server.key": "the broker's own key",
+    "server.key.next": "its key to come",
+    "server.key.previous": "its key before",
+    "bootstrap-admin.key": "an administrator's key",
+}
+"""Files of a data directory that a backup must keep as secrets."""
+_SECRET_SETTINGS = {
+    "tls_key": ("the key of the certificate", 0o037),
+    "tokens": ("trusted issuers of tokens", 0o022),
+}
+"""Setting that names a file -> what that is, and bits of a mode that it must not have."""
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ALL_OTHERS = stat.S_IRWXO
+_WRITE_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def addresses(
+    auth: str, listen: str, admin: str, *, tls: bool = False, sign_on: str = ""
+) -> Iterator[Finding]:
+    """Say who reaches a broker with these settings, and what is asked there."""
+    is_here = _is_loopback(listen, "--listen")
+    if auth != "none":
+        yield Finding("tcp", OK, f"{listen}: registered keys only, encrypted")
+        seen = "local users that are registered (uid:NUMBER), as the kernel says"
+    else:
+        reach = "program of this host" if is_here else "host of the network"
+        advice = "" if is_here else "give --auth required, or an address of this host"
+        seen = f"{listen}: every {reach} may do everything"
+        yield Finding("tcp", OK if is_here else FAILURE, seen, advice)
+        seen = "every user of this network namespace may do everything over ipc, the broker's own over shared memory"
+    yield Finding("ipc, shared memory", OK, seen)
+    yield _admin_port(auth, admin, tls)
+    if sign_on:
+        yield Finding("sign-on", OK, f"{sign_on}: HTTPS, for API keys and tokens")
+
+
+def _admin_port(auth: str, admin: str, tls: bool) -> Finding:
+    """Say who reaches health and metrics."""
+    is_here = not admin or _is_loopback(admin, "--admin")
+    where = f"{admin or 'loopback, the port after that of --listen'} ({'HTTPS' if tls else 'HTTP'})"
+    if auth == "none":
+        seen = f"{where}: health and metrics, for every {'program of this host' if is_here else 'host'}"
+        advice = (
+            "" if is_here else "leave it on loopback, or give --auth required and a certificate"
+        )
+        return Finding("admin port", OK if is_here else FAILURE, seen, advice)
+    seen = f"{where}: health for all, metrics for users who have lookup on the cluster"
+    if is_here or tls:
+        return Finding("admin port", OK, seen)
+    advice = "API keys pass unencrypted: leave it on loopback, or set tls_certificate and tls_key"
+    return Finding("admin port", WARNING, seen, advice)
+
+
+def _is_loopback(address: str, option: str) -> bool:
+    import ipaddress
+
+    host, _ = split_address(address, option)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# ---------------------------------------------------------------- files
+
+
+def files(settings: Settings) -> Iterator[Finding]:
+    """Look at the files of a data directory that hold secrets, and at what waits in it."""
+    folder = Path(settings.data_dir).absolute()
+    if not folder.is_dir():
+        return
+    yield _folder(folder)
+    for name, what in _SECRETS.items():
+        if os.path.lexists(folder / name):
+            yield _secret(folder / name, what)
+    for name, (what, others) in _SECRET_SETTINGS.items():
+        if path := str(getattr(settings, name)):
+            yield _secret(Path(path), what, others)
+    if (folder / "bootstrap-admin.key").exists():
+        yield Finding(
+            "first administrator", WARNING, "the key of an administrator waits for its first use",
+            "use it, to make an administrator of your own: who reads it is administrator once",
+        )  # fmt: skip
+    if (folder / "server.key").exists():
+        yield _rotation(folder)
+
+
+def _folder(folder: Path) -> Finding:
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    seen = f"{folder}, mode {mode:04o}, of user {found.st_uid}"
+    if mode & _WRITE_OTHERS:
+        return Finding(
+            "data directory", FAILURE, f"{seen}: others may write", f"chmod 750 {folder}"
+        )
+    if mode & _ALL_OTHERS:
+        return Finding(
+            "data directory", WARNING, f"{seen}: all may look into it, and messages are not encrypted there",
+            f"chmod 750 {folder}",
+        )  # fmt: skip
+    return Finding("data directory", OK, seen)
+
+
+def _secret(path: Path, what: str, others: int = _OTHERS) -> Finding:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return Finding(
+            path.name,
+            FAILURE,
+            f"{what}: {error.strerror}",
+            f"put {path} back, or name another file",
+        )
+    mode = stat.S_IMODE(found.st_mode)
+    seen = f"secret: {what}, mode {mode:04o}"
+    if mode & others:
+        advice = f"chmod 600 {path}; if another user may have read it, make a new one"
+        return Finding(path.name, FAILURE, seen, advice)
+    return Finding(path.name, OK, seen)
+
+
+def _rotation(folder: Path) -> Finding:
+    from danube_fast.security.server_keys import ServerKeys
+
+    try:
+        rotation = ServerKeys(folder).rotation()
+    except DanubeError as error:
+        return Finding("server key", FAILURE, str(error))
+    return _stage(rotation.stage.value, rotation.keys)
+
+
+def _stage(stage: str, keys: list[str]) -> Finding:
+    if len(keys) < 2:
+        return Finding("server key", OK, f"{' '.join(keys)}; clients pin it")
+    seen = f"its rotation is {stage}; clients pin {' and '.join(keys)}"
+    step = "activate" if stage == "prepared" else "retire"
+    return Finding(
+        "server key", WARNING, seen, f"when all clients do: danube-fast security server-key {step}"
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- records
+
+
+def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Finding]:
+    """Look at the records of a running broker: what waits, ends soon, or is switched off."""
+    if listen := status.get("listen"):
+        yield from addresses(
+            status.get("auth", "none"), listen, status.get("admin", ""),
+            tls=status.get("tls", False), sign_on=status.get("sign_on", ""),
+        )  # fmt: skip
+    if status.get("auth", "none") == "none":
+        return
+    try:
+        key = client.admin.describe_server_key()
+        yield _stage(key["stage"], key["keys"])
+        credentials = client.admin.list_security(record_kind="credential")
+        principals = client.admin.list_security(record_kind="principal")
+    except PermissionDenied:
+        yield Finding(
+            "rights", OK, "not shown to this user: only manage_cluster sees who may do what"
+        )
+        return
+    if any(row["principal"] == "bootstrap-admin" for row in credentials):
+        yield Finding(
+            "first administrator", WARNING, "the key of an administrator waits for its first use",
+            "use it, to make an administrator of your own",
+        )  # fmt: skip
+    yield _expiry("keys", credentials, "credential", now_ns)
+    try:
+        api_keys = client.admin.list_security(record_kind="api_key")
+    except InvalidArgument:
+        api_keys = []
+    if api_keys:
+        yield _expiry("API keys", api_keys, "id", now_ns)
+    off = [row["name"] for row in principals if row.get("disabled")]
+    seen = f"{len(principals)}" + (f", {len(off)} disabled: {_some(off)}" if off else "")
+    yield Finding("users", OK, seen)
+
+
+def _expiry(check: str, rows: list[dict[str, Any]], name: str, now_ns: int) -> Finding:
+    """Say which keys have ended, and which end soon."""
+    ends = [(row["expires_ns"], str(row[name])) for row in rows if row.get("expires_ns")]
+    over = [text for at_ns, text in ends if at_ns <= now_ns]
+    soon = [text for at_ns, text in ends if now_ns < at_ns <= now_ns + EXPIRY_DAYS * DAY_NS]
+    seen = f"{len(rows)} registered"
+    if over:
+        seen += f", {len(over)} ended: {_some(over)}"
+    if soon:
+        return Finding(
+            check, WARNING, f"{seen}, {len(soon)} end within {EXPIRY_DAYS} days: {_some(soon)}",
+            "register new ones beside them: danube-fast security keys add",
+        )  # fmt: skip
+    return Finding(check, OK, seen)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(sorted(names)[:NAMES_MAX]) + more

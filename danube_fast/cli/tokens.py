@@ -1,0 +1,79 @@
+"""`danube-fast security tokens`: API keys, with which programs sign on. Made here; the broker never sees the secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.options import YesOption, example
+from danube_fast.cli.output import note, refuse_without_yes
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    epilog=example("danube-fast security tokens list"),
+    name="tokens",
+    help="API keys that programs sign on with.",
+    no_args_is_help=True,
+)
+
+
+@asking(app, "danube-fast security tokens add orders --to-file orders.token --label cash-desk")
+def add(
+    ask: Ask,
+    user: Annotated[str, typer.Argument(metavar="USER", help="Its name.")],
+    expires_seconds: Annotated[int, typer.Option(help="It ends after so long; 0: never.")] = 0,
+    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    to_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File to make, readable by you; otherwise it is printed."
+        ),
+    ] = None,
+) -> None:
+    """Make an API key of a user, and show it once. A user has at most two: the second one is to replace the first."""
+    from danube_fast.security.api_keys import new_api_key, write_api_key
+
+    made = new_api_key()
+    if to_file is not None:
+        write_api_key(to_file, made.text)
+    try:
+        ask(
+            "add_api_key",
+            principal=user,
+            key_id=made.id,
+            salt=made.salt,
+            digest=made.digest,
+            expires_seconds=expires_seconds,
+            label=label,
+        )
+    except BaseException:
+        if to_file is not None:
+            to_file.unlink()
+        raise
+    if to_file is not None:
+        ask.show({"id": made.id, "file": str(to_file)}, f"API key {made.id} is in {to_file}")
+        return
+    note("danube-fast: keep it now, it is not shown again; programs read it from DANUBE_TOKEN_FILE")
+    ask.show({"id": made.id, "api_key": made.text}, made.text)
+
+
+@asking(app, "danube-fast security tokens list", name="list")
+def list_tokens(ask: Ask) -> None:
+    """List all API keys; none of them shows its secret."""
+    ask.table(ask("list_security", record_kind="api_key"), "no API keys")
+
+
+@asking(app, "danube-fast security tokens remove 8fK2lq0ZbX1cVd3e --yes")
+def remove(
+    ask: Ask,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The one in the list.")],
+    yes: YesOption = False,
+) -> None:
+    """Take an API key back: clients that have signed on with it are sent away."""
+    refuse_without_yes(yes, f"takes the API key {key_id} back")
+    gone = ask("delete_security", record_kind="api_key", name=key_id)
+    ask.show(gone, f"removed the API key {key_id}")

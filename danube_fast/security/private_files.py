@@ -1,0 +1,93 @@
+"""Small files whose content only some users may read or change: key files, and what else proves an identity.
+
+    others = what no user but the owner may do with the file: a file that grants it is not read
+
+A new file is written whole and synced before it has its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from danube_fast.descriptors import open_file
+from danube_fast.errors import FailedPrecondition, InvalidArgument
+
+__all__ = ["OWNER_ALONE", "PrivateFile", "read_private", "write_new"]
+
+OWNER_ALONE = stat.S_IRWXG | stat.S_IRWXO
+"""Bits of a mode that a file of its owner alone has not."""
+OWNER_MODE = 0o600
+
+
+@dataclass(frozen=True)
+class PrivateFile:
+    """A kind of file: its name, how large it may be, and what others may do with it."""
+
+    noun: str = "key file"
+    remedy: str = "restore the file"
+    others: int = OWNER_ALONE
+    """Bits of the mode that it must not have."""
+    mode_remedy: str = "chmod 600"
+    bytes_max: int = 4096
+    lost_remedy: str = ""
+    """What to do if others may have read it."""
+
+
+def write_new(path: Path, content: bytes, mode: int = OWNER_MODE) -> None:
+    """Write a file that does not exist yet, and sync it. Raises OSError; then it is gone again."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(path, "wb", buffering=0, opener=lambda name, _: open_file(name, flags, mode)) as file:
+        try:
+            os.fchmod(file.fileno(), mode)  # whatever a default ACL or the umask say
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def read_private(path: Path, kind: PrivateFile) -> bytes:
+    """Read a small file that other users cannot have read or written, as far as `kind` says.
+
+    Raises FailedPrecondition, InvalidArgument, which never quote the file.
+    """
+    try:
+        # without O_NONBLOCK the open of a FIFO waits for its writer
+        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise FailedPrecondition(f"there is no {kind.noun} {path}; {kind.remedy}") from None
+    except OSError as error:
+        raise FailedPrecondition(
+            f"cannot read the {kind.noun} {path}: {error}; its owner must run this"
+        ) from error
+    try:
+        _check_owner(path, kind, os.fstat(fd))
+        content = os.read(fd, kind.bytes_max + 1)
+    finally:
+        os.close(fd)
+    if not content or len(content) > kind.bytes_max:
+        raise InvalidArgument(f"{path} is no {kind.noun} of danube-fast; {kind.remedy}")
+    return content
+
+
+def _check_owner(path: Path, kind: PrivateFile, found: os.stat_result) -> None:
+    """Raise FailedPrecondition, InvalidArgument for what is no file, or not its owner's."""
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{path} is not a file; name a {kind.noun}")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise FailedPrecondition(
+            f"the {kind.noun} {path} belongs to user {found.st_uid}, who can change it: chown it to the user of this "
+            "process"
+        )
+    if found.st_mode & kind.others:
+        done = "read or write" if kind.others & stat.S_IROTH else "write"
+        lost = f", and {kind.lost_remedy} if they may have read it" if kind.lost_remedy else ""
+        raise FailedPrecondition(
+            f"other users may {done} the {kind.noun} {path} (mode {stat.S_IMODE(found.st_mode):04o}): run "
+            f"`{kind.mode_remedy} {path}`{lost}"
+        )

@@ -1,0 +1,84 @@
+"""A secured broker with an authorizer of another package, over real processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from danube_fast.errors import PermissionDenied
+from tests.delivery.test_security import FELT_SECONDS, TOPIC, SecuredServer, refused
+from tests.security.rules import install
+from tests.workers.broker import wait_until
+
+MESSAGES = 1000
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    install(tmp_path / "packages")
+    path = tmp_path / "rules"
+    path.write_text("pia consume /shop/\n")
+    return path
+
+
+@pytest.fixture
+def server(tmp_path: Path, rules: Path) -> Iterator[SecuredServer]:
+    made = SecuredServer(
+        tmp_path / "data", tmp_path, authorizer=f"live:{rules}", packages=str(tmp_path / "packages")
+    )
+    with made:
+        made.make_ann()
+        with made.come_in("ann") as ann:
+            ann.admin.create_namespace("shop")
+            ann.admin.create_topic(TOPIC, durability="memory")
+            made.add(ann.admin, "pia", ("producer", TOPIC), ("consumer", TOPIC))
+        yield made
+        assert made.broker is not None
+        made.broker.check_errors()
+
+
+def test_rules_of_another_package_stand_behind_roles(server: SecuredServer, rules: Path) -> None:
+    with server.come_in("pia") as pia, server.come_in("ann") as ann:
+        assert not ann.admin.check_permission("pia", "consume", TOPIC)["allowed"]
+        assert "a rule of the house" in refused(lambda: pia.consumer(TOPIC, subscription="s"))
+        producer = pia.producer(TOPIC)
+        producer.publish(b"in")
+        rules.write_text("pia produce /shop/\n")  # from now on, and for what is open
+
+        def is_refused() -> bool:
+            try:
+                producer.publish(b"late")
+            except PermissionDenied as error:
+                return "a rule of the house" in str(error)
+            return False
+
+        wait_until("the producer's refusal", is_refused, FELT_SECONDS)
+        consumer = pia.consumer(TOPIC, subscription="s", initial_position="earliest")
+        assert consumer.receive(timeout=20).payload == b"in"
+        rules.write_text("fault\n")
+        assert "could not decide" in refused(lambda: pia.producer(TOPIC).publish(b"no"))
+        assert ann.admin.cluster_status()["auth"] == "required", "the broker goes on"
+
+
+def test_it_is_asked_for_handles_and_not_for_messages(server: SecuredServer, rules: Path) -> None:
+    """Each answer takes 2 ms: a question for each message would be seen in the count, and in the time."""
+    rules.write_text("slow\n")
+    asked = Path(f"{rules}.asked")
+    with server.come_in("pia") as pia:
+        producer = pia.producer(TOPIC)
+        consumer = pia.consumer(TOPIC, subscription="s", initial_position="earliest")
+        producer.publish(b"first")
+        before = len(asked.read_text().splitlines())
+        for number in range(MESSAGES):
+            producer.publish(b"%d" % number)
+        taken = 0
+        while taken < MESSAGES + 1:
+            batch = consumer.receive_batch(timeout=20)
+            assert len(batch)
+            taken += len(batch)
+            consumer.ack(batch)
+        more = asked.read_text().splitlines()[before:]
+    assert len(more) < 50, Counter(more).most_common(5)

@@ -1,0 +1,97 @@
+"""Sign-ons as the coordinator lets them in: what the process beside it has verified, checked against the records.
+
+    sign_on --AddSignOns--> checks, one by one --> memory --SecurityChanged--> all copies
+            <--outcomes-------------------------------------their answers--'
+
+Nothing is stored: after a restart other processes know them still, and that of sign-on tells them again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from danube_fast.broker import messages as m
+from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from danube_fast.security.curve import is_public_key
+from danube_fast.security.policy import Policy
+from danube_fast.security.records import BOOTSTRAP, SignOn, check_record
+from danube_fast.security.sign_ons import WEIGHT_MAX, weight_of
+from danube_fast.workers.coordinator.security import SecurityDirectory
+from danube_fast.workers.process.mailbox import Mailbox, Request
+
+__all__ = ["SignOnChecks"]
+
+LIFETIME_NS_MAX = 24 * 3600 * SECOND_NS
+PRINCIPAL_WEIGHT_MAX = 20_000
+"""Of one principal: others have room when a program signs on without end."""
+_decoder = msgspec.json.Decoder(SignOn)
+
+
+class SignOnChecks:
+    """Decide which sign-ons come into force. Used by the coordinator's loop only."""
+
+    def __init__(self, directory: SecurityDirectory, mailbox: Mailbox, clock: Clock) -> None:
+        self._directory, self._clock = directory, clock
+        mailbox.serve(m.AddSignOns, self._add)
+
+    def _add(self, request: Request[m.AddSignOns]) -> None:
+        if not self._directory.is_enforced:
+            raise FailedPrecondition("this broker asks no one who they are; there is no sign-on")
+        codes, texts = [], []
+        admitted: list[SignOn] = []
+        policy, now_ns = self._directory.policy, self._clock.wall_ns()
+        policy.purge(now_ns)
+        seen: set[str] = set()
+        for data in request.message.records:
+            try:
+                record = _decoder.decode(data)
+                if record.public_key in seen:
+                    raise Unavailable("this key signs on just now; try again")
+                self._check(policy, record, now_ns, sum(map(weight_of, admitted)))
+            except DanubeError as error:
+                codes.append(error.code)
+                texts.append(str(error))
+                continue
+            seen.add(record.public_key)
+            admitted.append(record)
+            codes.append(0)
+            texts.append("")
+        answer = m.SignOnsAdded(codes, texts)
+        if admitted:
+            self._directory.keep(admitted, request.peer, lambda: request.reply(answer))
+        else:
+            request.reply(answer)
+
+    def _check(self, policy: Policy, record: SignOn, now_ns: int, more: int) -> None:
+        """Raise the error for a sign-on that may not be. `more`: what others weigh that come in with it."""
+        check_record(record)
+        if not is_public_key(record.public_key):
+            raise InvalidArgument("that is no public key; send its 40 characters of Z85")
+        name = record.principal
+        if not now_ns < record.expires_ns <= now_ns + LIFETIME_NS_MAX:
+            raise PermissionDenied("what you sign on with ends just now; get a new one")
+        if name == BOOTSTRAP or not policy.sign_ons.vouches(record, now_ns):
+            raise PermissionDenied(
+                f"{name} may not sign on: it is not a user of this broker, or disabled; ask an administrator"
+            )
+        proof = f"curve:{record.public_key}"
+        if policy.get(f"credential/{proof}") is not None:
+            raise FailedPrecondition("this key is registered; connect with it, or draw a new one")
+        old = policy.sign_ons.get(proof)
+        if old is not None and old.principal != name:
+            raise FailedPrecondition("this key signed on as another user; draw a new one")
+        weight = weight_of(record) - (weight_of(old) if old is not None else 0) + more
+        if policy.sign_ons.weight_of(name) + weight > PRINCIPAL_WEIGHT_MAX:
+            raise ResourceExhausted(
+                f"{name} has signed on with too many keys; wait until some of them end, and let programs keep theirs"
+            )
+        if policy.sign_ons.weight + weight > WEIGHT_MAX:
+            raise ResourceExhausted("too many clients have signed on; try again later")

@@ -1,0 +1,57 @@
+"""Long work of the coordinator, such as a list of a million topics: a slice in each turn, in the order in which it came."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.errors import ResourceExhausted
+
+__all__ = ["Slices"]
+
+SLICE_NS = 2 * MILLISECOND_NS
+WAITING_MAX = 1000
+"""Each waits with what it has found so far."""
+STEPS_BETWEEN_LOOKS = 32
+"""Steps between two looks at the clock."""
+
+
+class Slices:
+    """Take the steps of all that is under way. Used by the coordinator's loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[Iterator[None]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way."""
+        return bool(self._waiting)
+
+    def add(self, steps: Iterator[None]) -> None:
+        """Take steps from now on; all of them at once if they are few. Raises ResourceExhausted."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise ResourceExhausted(
+                f"{WAITING_MAX} long lists are being made just now; try again in a moment"
+            )
+        if not self._take(steps):
+            self._waiting.append(steps)
+
+    def do_work(self) -> int:
+        """Take a slice of the work that waits longest; the number of slices taken."""
+        if not self._waiting:
+            return 0
+        steps = self._waiting.popleft()
+        if not self._take(steps):
+            self._waiting.append(steps)
+        return 1
+
+    def _take(self, steps: Iterator[None]) -> bool:
+        """Take one slice; whether it was the last."""
+        until_ns = self._clock.monotonic_ns() + SLICE_NS
+        while self._clock.monotonic_ns() < until_ns:
+            for _ in range(STEPS_BETWEEN_LOOKS):
+                if next(steps, self) is self:
+                    return True
+        return False

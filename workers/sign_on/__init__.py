@@ -1,0 +1,1 @@
+"""The process where clients sign on."""

@@ -1,0 +1,262 @@
+"""The process where clients sign on: API keys and tokens once, over HTTPS, for a CURVE key until it expires.
+
+    client --HTTPS: secret, public key--> verify (here alone) --AddSignOns--> coordinator --> all copies
+           <--principal, end, server keys-----------------------answer-------'
+
+One event loop in one thread: HTTP, the mailbox, timers. Keys of issuers are fetched by threads beside it. Clients that
+are in need nothing of it; while it is down no client signs on, and the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from danube_fast.admin.http_connections import limited_protocol
+from danube_fast.broker import messages as m
+from danube_fast.clock import SECOND_NS
+from danube_fast.errors import DanubeError, PermissionDenied, Unavailable, error_from_code
+from danube_fast.ring.control import ProcessState
+from danube_fast.roles import COORDINATOR
+from danube_fast.security.issuers import read_issuers
+from danube_fast.security.records import SignOn
+from danube_fast.security.server_keys import server_keys
+from danube_fast.security.tls import ServerTls
+from danube_fast.workers.process.access import Access
+from danube_fast.workers.process.boot import Boot, boot
+from danube_fast.workers.process.denials import Denial, Denials, is_audited
+from danube_fast.workers.process.mailbox import Reply
+from danube_fast.workers.process.security_copy import SecurityCopy
+from danube_fast.workers.reports.denials import DenialReports
+from danube_fast.workers.sign_on.http_app import NotProved, SignOnAnswer, create_app
+from danube_fast.workers.sign_on.verifier import Verifier
+
+__all__ = ["SignOnProcess", "main"]
+
+_log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+"""Heartbeats, timeouts of calls, files of TLS."""
+CONNECTIONS_MAX = 512
+HANDSHAKES_MAX = 256
+HEAD_BYTES_MAX = 24 * 1024
+"""Of a request: a token and what else clients send."""
+BATCH_MAX = 256
+"""Sign-ons that the coordinator is asked for at once."""
+ADD_TIMEOUT_MS = 3000
+SERVER_KEY_NS = SECOND_NS
+"""How often the broker's public keys are read."""
+Waiting = tuple[bytes, "asyncio.Future[None] | None"]
+
+
+class SignOnProcess:
+    """Sign-on without its process."""
+
+    def __init__(self, booted: Boot) -> None:
+        """Raises FailedPrecondition, InvalidArgument for files that cannot be used."""
+        settings = booted.settings
+        self._boot = booted
+        self._access = Access(booted.clock)
+        self._copy = SecurityCopy(booted, self._access)
+        issuers = read_issuers(Path(settings.tokens)) if settings.tokens else []
+        self._verifier = Verifier(self._access.policy, issuers, booted.clock)
+        self._tls = ServerTls.of(settings)
+        self._waiting: list[Waiting] = []
+        """Records that the next message to the coordinator takes."""
+        self._is_sending = False
+        self._server_keys: list[str] = []
+        self._keys_ns: int | None = None
+        self._turns: asyncio.TimerHandle | None = None
+        self._denials = Denials(booted.clock, is_on=is_audited(settings))
+        self._reports = DenialReports(booted.mailbox, self._denials)
+        self._loads = 1
+        """How often the copy had been read whole when the coordinator was told of sign-ons last."""
+
+    # ------------------------------------------------------------ life
+
+    def run(self) -> None:
+        """Serve until a stop is requested."""
+        self._copy.load_and_wait()
+        if not self._boot.stop_requested:
+            self._read_server_keys()
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._loop.add_reader(self._boot.mailbox.fileno(), self._turn)
+        caches = self._verifier.caches.values()
+        # kept: the loop itself has weak references to tasks
+        fetching = [self._loop.create_task(cache.keep_fresh()) for cache in caches]
+        config = uvicorn.Config(
+            create_app(self),
+            http=limited_protocol(self._tls.context, CONNECTIONS_MAX, HANDSHAKES_MAX),
+            ws="none",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,  # clients do not say whence they come
+            server_header=False,
+            lifespan="off",
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            timeout_graceful_shutdown=1,
+        )
+        server = _Server(config, self._stopped)
+        listener = socket.socket(fileno=self._boot.config.sign_on_fd)
+        self._turn()
+        self._boot.set_state(ProcessState.READY)
+        await server.serve([listener])
+        for task in fetching:
+            task.cancel()
+        self._loop.remove_reader(self._boot.mailbox.fileno())
+
+    def _turn(self) -> None:
+        """Do the work of other processes' messages, and look at the time."""
+        if self._turns is not None:
+            self._turns.cancel()
+        booted = self._boot
+        now_ns = booted.clock.monotonic_ns()
+        booted.heartbeat()
+        booted.mailbox.do_work(now_ns)
+        self._copy.do_work(now_ns)
+        self._tls.refresh(now_ns)
+        self._reports.do_work(now_ns)
+        if self._loads != self._access.loads:
+            self._tell_again()
+        if booted.stop_requested:
+            self._stopped.set()
+        if booted.mailbox.prepare_sleep():
+            self._turns = self._loop.call_later(TICK_SECONDS, self._turn)
+        else:
+            self._turns = self._loop.call_later(0, self._turn)
+
+    # ------------------------------------------------------------ sign-on
+
+    async def sign_on(self, text: str, public_key: str, address: str) -> SignOnAnswer:
+        """Let a key in for what a text vouches for; `address`: whence it comes. Raises NotProved, DanubeError."""
+        access, clock = self._access, self._boot.clock
+        if not access.is_fresh:
+            raise Unavailable("sign-on has not heard for a while who may come in; try again")
+        try:
+            found = await self._verifier.verify(text)
+        except PermissionDenied as reason:
+            self._denials.note(Denial("sign_on", address=address, resource=str(reason)))
+            raise NotProved from None
+        record = SignOn(
+            public_key, found.principal, found.groups, found.expires_ns, found.source, found.registered
+        )  # fmt: skip
+        try:
+            await self._add(record)
+        except PermissionDenied:
+            self._denials.note(
+                Denial("sign_on", found.principal, address=address, resource=found.source)
+            )
+            raise
+        left_ns = max(found.expires_ns - clock.wall_ns(), 0)
+        self._read_server_keys()
+        return SignOnAnswer(found.principal, left_ns // SECOND_NS, self._server_keys)
+
+    async def _add(self, record: SignOn) -> None:
+        """Bring a sign-on into force, together with others of this moment. Raises DanubeError."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((msgspec.json.encode(record), done))
+        self._send_soon()
+        await done
+
+    def _send_soon(self) -> None:
+        if self._waiting and not self._is_sending:
+            self._is_sending = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        some, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+        message = m.AddSignOns([data for data, _ in some])
+
+        def answered(reply: Reply) -> None:
+            added: m.SignOnsAdded = reply.value
+            for place, (_, done) in enumerate(some):
+                if done is None or done.done():  # its client is gone
+                    continue
+                error = reply.error
+                if error is None and added.codes[place]:
+                    error = error_from_code(added.codes[place], added.texts[place])
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+            # what has come meanwhile goes together
+            self._is_sending = False
+            self._send_soon()
+
+        mailbox = self._boot.mailbox
+        mailbox.call(COORDINATOR, message, on_reply=answered, timeout_ms=ADD_TIMEOUT_MS)
+        self._loop.call_soon(self._turn)  # a call that fails at once ends there
+
+    def _tell_again(self) -> None:
+        """Tell a coordinator that has started again of the sign-ons that it had; what it refuses now ends elsewhere, too."""
+        self._loads = self._access.loads
+        again = self._access.policy.sign_ons.all()
+        self._waiting += [(msgspec.json.encode(record), None) for record in again]
+        self._send_soon()
+
+    def _read_server_keys(self) -> None:
+        """Read which public keys clients should pin; they may be rotated just now."""
+        now_ns = self._boot.clock.monotonic_ns()
+        if self._keys_ns is not None and now_ns - self._keys_ns < SERVER_KEY_NS:
+            return
+        self._keys_ns = now_ns
+        try:
+            self._server_keys = server_keys(Path(self._boot.config.data_dir))
+        except DanubeError as error:  # those that were there are good still
+            if not self._server_keys:
+                raise
+            _log.warning("the keys of the broker cannot be read: %s", error)
+
+
+class _Server(uvicorn.Server):
+    """A server that stops when it is told, not by signals, and looks at the clock once in a while."""
+
+    def __init__(self, config: uvicorn.Config, stopped: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopped = stopped
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Wait for the stop."""
+        while not await self.on_tick(0):
+            try:
+                await asyncio.wait_for(self._stopped.wait(), TICK_SECONDS)
+            except TimeoutError:
+                continue
+            return
+
+
+def main() -> int:
+    """Run as `python -m danube_fast.workers.sign_on.sign_on --boot-fd N`; the exit code."""
+    booted = boot()
+    try:
+        process = SignOnProcess(booted)
+        booted.freeze_heap()
+        process.run()
+    except DanubeError as error:
+        _log.error("%s", error)  # one sentence is enough: it says what to do
+        booted.set_state(ProcessState.FAILED)
+        return 1
+    booted.set_state(ProcessState.STOPPED)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

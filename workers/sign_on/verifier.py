@@ -1,0 +1,52 @@
+"""Verification of a bearer's text: an API key by the records, a token by the keys of its issuer.
+
+All that is wrong with it is one refusal for the client; the audit log has the reason.
+"""
+
+from __future__ import annotations
+
+from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.errors import PermissionDenied
+from danube_fast.security import api_keys
+from danube_fast.security.issuers import Issuer
+from danube_fast.security.policy import Policy
+from danube_fast.security.records import API_KEY_SOURCE
+from danube_fast.security.tokens import TokenVerifier, Verified
+from danube_fast.workers.sign_on.key_cache import KeyCache
+
+__all__ = ["Verifier"]
+
+API_KEY_LIFETIME_NS = 3600 * SECOND_NS
+"""A sign-on with an API key is renewed within that time."""
+
+
+class Verifier:
+    """Verify API keys and tokens. Used by the event loop only."""
+
+    def __init__(self, policy: Policy, issuers: list[Issuer], clock: Clock) -> None:
+        """Raises FailedPrecondition if there are issuers, and the library for tokens is missing."""
+        self._policy, self._clock = policy, clock
+        self._tokens = TokenVerifier(issuers) if issuers else None
+        self.caches = {issuer.name: KeyCache(issuer, clock) for issuer in issuers}
+
+    async def verify(self, text: str) -> Verified:
+        """Return what a text vouches for. Raises PermissionDenied with the reason, Unavailable."""
+        if api_keys.is_api_key(text):
+            return self._verify_api_key(text)
+        if self._tokens is None:
+            raise PermissionDenied("no issuer of tokens is trusted here")
+        token = self._tokens.open(text)
+        key = await self.caches[token.issuer.name].find(token)
+        if key is None:
+            raise PermissionDenied(f"issuer {token.issuer.name}: it has no such key")
+        return self._tokens.verify(token, key, self._clock.wall_ns())
+
+    def _verify_api_key(self, text: str) -> Verified:
+        now_ns = self._clock.wall_ns()
+        found = api_keys.find(self._policy, text, now_ns)
+        if found is None:
+            raise PermissionDenied("an API key that is unknown, wrong or expired")
+        expires_ns = now_ns + API_KEY_LIFETIME_NS
+        if found.expires_ns:
+            expires_ns = min(expires_ns, found.expires_ns)
+        return Verified(found.principal, [], expires_ns, f"{API_KEY_SOURCE}{found.id}")
