@@ -253,12 +253,30 @@ class OpenProducer(Message, frozen=True):
 
     partition_id: int
     name: str
+    session: int = 0
+    """Of the client that asks, on the worker that passes this on; 0: the producer is the worker's own."""
     answer = Opened
+
+
+class CloseProducer(Message, frozen=True):
+    """A client has closed a producer that was passed on. A notice."""
+
+    partition_id: int
+    producer_id: int
+    session: int
+
+
+class SessionsEnded(Message, frozen=True):
+    """Sessions of clients have ended whose producers were passed on. A notice."""
+
+    sessions: list[int]
 
 
 class PublishBundle(Message, frozen=True):
     """Publish the body, a bundle; answers pairs of status and offset."""
 
+    session: int = 0
+    """As that of `OpenProducer`."""
     answer = list[int]
 
 

@@ -77,29 +77,26 @@ def add(
         "url": url, "server_key": server_key or None, "sign_on": sign_on, "tls": _tls(tls),
         "key_file": _absolute(key_file), "token_file": _absolute(token_file),
     }  # fmt: skip
-    file = ContextFile.read()
-    made = file.put(name, {field: value for field, value in given.items() if value is not None})
-    if use:
-        file.use(name)
-    file.write()
+    with ContextFile.changing() as file:
+        made = file.put(name, {field: value for field, value in given.items() if value is not None})
+        if use:
+            file.use(name)
     print_result(output, {"context": name, **_shown(made)}, f"context {name} in {file.path}")
 
 
 @app.command(epilog=example("danube-fast context use prod", "danube-fast context use none"))
 def use(name: NameArgument, output: OutputOption = OutputForm.TEXT) -> None:
     """Use a context from now on, or none."""
-    file = ContextFile.read()
-    file.use(name)
-    file.write()
+    with ContextFile.changing() as file:
+        file.use(name)
     print_result(output, {"context": file.current}, f"in use: {file.current or NO_CONTEXT}")
 
 
 @app.command(epilog=example("danube-fast context remove prod"))
 def remove(name: NameArgument, output: OutputOption = OutputForm.TEXT) -> None:
     """Remove a context; the files that it names stay."""
-    file = ContextFile.read()
-    file.remove(name)
-    file.write()
+    with ContextFile.changing() as file:
+        file.remove(name)
     print_result(output, {"context": name}, f"removed {name}")
 
 

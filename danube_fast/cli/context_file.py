@@ -14,18 +14,21 @@ secrets in the file, only paths of files that hold some; but who writes it leads
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from danube_fast.config import CLIENT_MARK
+from danube_fast.descriptors import open_file
 from danube_fast.durable import sync_directory
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument, NotFound
 from danube_fast.security.private_files import PrivateFile, read_private, write_new
@@ -104,6 +107,26 @@ class ContextFile:
             raise InvalidArgument(f"{path} is no file of contexts ({error}); repair it") from None
         return cls(path, stored)
 
+    @classmethod
+    @contextlib.contextmanager
+    def changing(cls) -> Iterator[ContextFile]:
+        """Read the file, and write it at the end; commands that change it at the same time wait for each other. Raises
+        as `read` and `write`."""
+        folder = _path().parent
+        try:
+            folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            # the folder and not the file: that is another one after each change
+            locked = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _cannot_write(_path(), error) from error
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            file = cls.read()
+            yield file
+            file.write()
+        finally:
+            os.close(locked)
+
     @property
     def current(self) -> str:
         """Name of the context that is used if no other is named; empty: none."""
@@ -163,9 +186,11 @@ class ContextFile:
                 raise
             sync_directory(path.parent)
         except OSError as error:
-            raise FailedPrecondition(
-                f"cannot write {path}: {error}; see to the permissions of its folder"
-            ) from error
+            raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> FailedPrecondition:
+    return FailedPrecondition(f"cannot write {path}: {error}; see to the permissions of its folder")
 
 
 def _path() -> Path:

@@ -29,6 +29,7 @@ __all__ = [
     "print_result",
     "print_table",
     "refuse_without_yes",
+    "safe_text",
     "time_text",
     "write",
 ]
@@ -162,6 +163,11 @@ def _shown(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
+
+
+def safe_text(text: str) -> str:
+    """Return a name for a sentence: as Python writes it if a terminal could take it for something else."""
+    return text if text.isprintable() else ascii(text)
 
 
 def _number(name: str, value: float) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from danube_fast.cli import audit, certificates, server_key, tokens
 from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.context_file import value_of
+from danube_fast.cli.deletions import look_first
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
-from danube_fast.cli.output import print_result, refuse_without_yes
+from danube_fast.cli.output import print_result, refuse_without_yes, safe_text
 from danube_fast.cli.recover import recover
+from danube_fast.errors import InvalidArgument, NotFound
 
 __all__ = ["app"]
 
@@ -59,7 +62,7 @@ app.command("new-certificate", epilog=certificates.new_certificate.epilog)(  # t
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Its name.")]
 KeyOption = Annotated[
-    str, typer.Option("--public-key", metavar="KEY", help="Public key, 40 characters.")
+    str | None, typer.Option("--public-key", metavar="KEY", help="Public key, 40 characters.")
 ]
 KeyFileOption = Annotated[
     Path | None,
@@ -92,10 +95,22 @@ def new_key(
 
 
 def _credentials(
-    public_key: str, key_file: Path | None, uid: int | None, certificate: Path | None = None
+    public_key: str | None, key_file: Path | None, uid: int | None, certificate: Path | None = None
 ) -> list[str]:
-    """The credentials that options name."""
-    found = [f"curve:{public_key}"] if public_key else []
+    """The credentials that options name. Raises InvalidArgument."""
+    found = []
+    if public_key is not None:
+        from danube_fast.security.curve import is_public_key
+
+        if key_file is not None:
+            raise InvalidArgument(
+                "--public-key and --public-key-of name a key each; give one of them"
+            )
+        if not is_public_key(public_key):  # not repeated: a secret may have been given by mistake
+            raise InvalidArgument(
+                "--public-key is not a public key; give the 40 characters that `danube-fast security new-key` printed"
+            )
+        found.append(f"curve:{public_key}")
     if key_file is not None:
         from danube_fast.security.curve import read_key_file
 
@@ -113,16 +128,24 @@ def _credentials(
 @asking(users, "danube-fast security users add ann --public-key-of ann.key --role admin")
 def add(
     ask: Ask, user: UserArgument,
-    group: Annotated[list[str] | None, typer.Option(help="A group it belongs to; may be repeated.")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="A group it belongs to; may be repeated. '' alone: none any more.")] = None,
     disabled: Annotated[bool | None, typer.Option("--disabled/--enabled", help="It may do nothing.")] = None,
-    public_key: KeyOption = "", public_key_of: KeyFileOption = None, uid: UidOption = None,
+    public_key: KeyOption = None, public_key_of: KeyFileOption = None, uid: UidOption = None,
     role: Annotated[str, typer.Option(help="A role that it gets at once.")] = "",
-    scope: Annotated[str, typer.Option(help="Where it has this role.")] = "cluster",
+    scope: Annotated[str | None, typer.Option(help="Where it has this role.", show_default="cluster")] = None,
 ) -> None:  # fmt: skip
     """Make a user, or change one; with its key and a role if you give them."""
     credentials = _credentials(public_key, public_key_of, uid)
+    _refuse_pinned(credentials)
+    groups = [] if group == [""] else group or None
+    if scope is not None and not role:
+        raise InvalidArgument("--scope says where a role counts; give --role too")
+    scope = "cluster" if scope is None else scope
+    _check_grant(user, role, scope)
     with ask.connect() as client:  # one connection: the first key is good for no more
-        made = client.admin.set_principal(name=user, groups=group or None, disabled=disabled)
+        if role:
+            _check_role(client, role)
+        made = client.admin.set_principal(name=user, groups=groups, disabled=disabled)
         for credential in credentials:
             client.admin.set_credential(credential=credential, principal=user)
         if role:
@@ -135,6 +158,37 @@ def add(
     ask.show(made, f"user {user}")
 
 
+def _refuse_pinned(credentials: list[str]) -> None:
+    """Raise InvalidArgument for the key of the broker itself."""
+    pinned = value_of("server_key").replace(",", " ").split()
+    if any(each.removeprefix("curve:") in pinned for each in credentials):
+        raise InvalidArgument(
+            "that is the public key of the broker, not of a user; make the user's with: danube-fast security new-key FILE"
+        )
+
+
+def _check_grant(user: str, role: str, scope: str) -> None:
+    """Raise InvalidArgument for what no user, role or scope can be, before anything is changed."""
+    from danube_fast.security.records import Binding, Principal, check_record
+
+    check_record(Principal(name=user))
+    if role:
+        subject = f"user:{user}"
+        binding = _name_of(subject, role, scope)
+        check_record(Binding(binding=binding, subject=subject, role=role, scope=scope))
+
+
+def _check_role(client: Any, role: str) -> None:
+    """Raise NotFound for a role that is not there, before anything is changed."""
+    from danube_fast.security.records import BUILTIN_ROLES
+
+    if role in BUILTIN_ROLES:
+        return
+    made = client.admin.list_security(record_kind="role")
+    if not any(each["name"] == role for each in made):
+        raise NotFound(f"there is no role {role}; see: danube-fast security roles list")
+
+
 @asking(users, "danube-fast security users list", name="list")
 def list_users(ask: Ask) -> None:
     """List all users."""
@@ -144,6 +198,7 @@ def list_users(ask: Ask) -> None:
 @asking(users, "danube-fast security users delete ann --yes")
 def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
     """Delete a user, its keys and its bindings; its clients are sent away."""
+    look_first(ask, yes, "principal", user)
     refuse_without_yes(yes, f"deletes the user {user}, its keys and its bindings")
     gone = ask("delete_security", record_kind="principal", name=user)
     ask.show(gone, f"deleted user {user}")
@@ -151,7 +206,7 @@ def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
 
 @asking(keys, "danube-fast security keys add ann --public-key-of ann.key", name="add")
 def add_key(
-    ask: Ask, user: UserArgument, public_key: KeyOption = "", public_key_of: KeyFileOption = None,
+    ask: Ask, user: UserArgument, public_key: KeyOption = None, public_key_of: KeyFileOption = None,
     uid: UidOption = None, certificate_of: CertificateOption = None,
     expires_seconds: Annotated[int, typer.Option(help="It ends after so long; 0: never.")] = 0,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
@@ -187,6 +242,7 @@ def revoke(
     yes: YesOption = False,
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""
+    look_first(ask, yes, "credential", credential)
     refuse_without_yes(yes, f"revokes {credential}")
     gone = ask("delete_security", record_kind="credential", name=credential)
     ask.show(gone, f"revoked {credential}")
@@ -205,6 +261,7 @@ def add_role(
     ],
 ) -> None:
     """Make a role of permissions, or change it. There are admin, operator, producer, consumer and viewer."""
+    _check_permissions(permissions)
     made = ask("set_role", name=name, permissions=permissions)
     ask.show(made, f"role {name}: {' '.join(permissions)}")
 
@@ -221,6 +278,13 @@ def list_roles(ask: Ask) -> None:
 @asking(roles, "danube-fast security roles delete auditor --yes", name="delete")
 def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], yes: YesOption = False) -> None:  # fmt: skip
     """Delete a role: its bindings give nothing any more."""
+    from danube_fast.security.records import BUILTIN_ROLES
+
+    if name in BUILTIN_ROLES:
+        raise InvalidArgument(
+            f"the role {name} is built in and stays; take it from users with: danube-fast security bindings delete"
+        )
+    look_first(ask, yes, "role", name)
     refuse_without_yes(yes, f"deletes the role {name}")
     gone = ask("delete_security", record_kind="role", name=name)
     ask.show(gone, f"deleted role {name}")
@@ -255,6 +319,7 @@ def list_bindings(ask: Ask) -> None:
 @asking(bindings, "danube-fast security bindings delete 1f6a02c3 --yes", name="delete")
 def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False) -> None:  # fmt: skip
     """Delete a binding: what was open by it is closed."""
+    look_first(ask, yes, "binding", name)
     refuse_without_yes(yes, f"deletes the binding {name}")
     gone = ask("delete_security", record_kind="binding", name=name)
     ask.show(gone, f"deleted binding {name}")
@@ -269,11 +334,24 @@ def check(
     ],
 ) -> None:  # fmt: skip
     """Say whether a user may do something; exit code 1 if not."""
+    _check_permissions([permission])
     found = ask("check_permission", principal=user, permission=permission, resource=resource)
     is_refused = found.get("allowed") is False
-    ask.show(found, f"{user} {'may not' if is_refused else 'may'} {permission} {resource}")
+    may = "may not" if is_refused else "may"
+    ask.show(found, f"{safe_text(user)} {may} {permission} {safe_text(resource)}")
     if is_refused:
         raise typer.Exit(1)
+
+
+def _check_permissions(permissions: list[str]) -> None:
+    """Raise InvalidArgument for what is no permission; the text lists them."""
+    from danube_fast.types import Permission
+
+    for each in permissions:
+        if each not in list(Permission):
+            raise InvalidArgument(
+                f"there is no permission {each!r:.100}; there are: {', '.join(Permission)}"
+            )
 
 
 def _name_of(subject: str, role: str, scope: str) -> str:

@@ -49,6 +49,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     more = [f"and {len(topics) - TOPICS_SHOWN} more"] if len(topics) > TOPICS_SHOWN else []
     return {
         "client": row["client"],
+        "user": row["principal"],
         "process": row["process"],
         "session": row["session"],
         "transport": row["transport"],

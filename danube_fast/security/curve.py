@@ -43,7 +43,7 @@ _GROUP_CHARACTERS = 5
 _WORDS_END = 1 << 32
 _HEAD = "# CURVE key pair of danube-fast. The secret key proves the identity: keep this file to its owner.\n"
 _REMEDY = "restore the file, or make a new pair and register its public key"
-_KEY_FILE = PrivateFile(remedy=_REMEDY, lost_remedy="make a new pair")
+_LOST_REMEDY = "make a new pair"
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,10 @@ def new_key_pair() -> KeyPair:
 def write_key_file(path: Path, pair: KeyPair) -> None:
     """Write a key pair durably to a new file that its owner alone may read.
 
-    Raises AlreadyExists, FailedPrecondition.
+    Raises AlreadyExists, FailedPrecondition, InvalidArgument.
     """
+    if not path.name:
+        raise InvalidArgument("the key file has no name; give the path of a file to make")
     text = f'{_HEAD}public = "{pair.public}"\nsecret = "{pair.secret}"\n'
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -107,30 +109,44 @@ def read_key_file(path: Path) -> KeyPair:
     Raises FailedPrecondition if the file is missing or not its owner's alone, InvalidArgument if it holds no key pair.
     No text of the file is in the error.
     """
-    text = _read_text(path)
+    text, remedy = _read_text(path), _remedy_of(path)
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         found = {}
     public, secret = found.get("public"), found.get("secret")
     if len(found) != 2 or not isinstance(public, str) or not isinstance(secret, str):
-        raise InvalidArgument(f"{path} is no key file of danube-fast; {_REMEDY}")
+        raise InvalidArgument(f"{path} is no key file of danube-fast; {remedy}")
     if not is_public_key(public) or not is_public_key(secret):  # both are 32 bytes
-        raise InvalidArgument(f"a key in {path} is not 40 characters of Z85; {_REMEDY}")
+        raise InvalidArgument(f"a key in {path} is not 40 characters of Z85; {remedy}")
     if zmq.curve_public(secret.encode()).decode() != public:
         raise InvalidArgument(
-            f"the public key in {path} does not belong to the secret one; {_REMEDY}"
+            f"the public key in {path} does not belong to the secret one; {remedy}"
         )
     return KeyPair(public, secret)
 
 
+def _remedy_of(path: Path) -> str:
+    """Say what to do about a key file that is missing or damaged: those of a broker have ways of their own."""
+    recover = f"danube-fast security recover --data-dir {path.parent}"
+    if path.name.startswith("server.key"):
+        return f"put it back from a backup, or stop the broker and run: {recover} --new-server-key --yes"
+    if path.name == "bootstrap-admin.key":
+        return (
+            "it is good for one connection and then gone, so use the key of the administrator that you have made; if "
+            f"there is none, stop the broker and run: {recover}"
+        )
+    return _REMEDY
+
+
 def _read_text(path: Path) -> str:
     """Read the text of a key file. Raises FailedPrecondition, InvalidArgument."""
-    content = read_private(path, _KEY_FILE)
+    remedy = _remedy_of(path)
+    content = read_private(path, PrivateFile(remedy=remedy, lost_remedy=_LOST_REMEDY))
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{path} is no key file of danube-fast; {_REMEDY}") from None
+        raise InvalidArgument(f"{path} is no key file of danube-fast; {remedy}") from None
 
 
 def load_or_make(path: Path) -> KeyPair:

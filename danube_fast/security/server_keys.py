@@ -108,7 +108,7 @@ class ServerKeys:
         ):
             raise FailedPrecondition(
                 f"{self._active} is gone, and clients know this broker by its key: put the file back from a backup, or "
-                f"make a new key with: danube-fast security recover --data-dir {self._folder} --new-server-key"
+                f"make a new key with: danube-fast security recover --data-dir {self._folder} --new-server-key --yes"
             )
         load_or_make(self._active)
         for path in self._folder.glob(f".{SERVER_KEY}*.*"):

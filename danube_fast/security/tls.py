@@ -288,7 +288,9 @@ def _check_pins(connection: Any) -> None:
         check_fingerprint(connection.getpeercert(binary_form=True) or b"", connection.context.pins)
     except PermissionDenied as error:
         # the kind of error that users of `ssl` expect in a handshake
-        raise ssl.SSLCertVerificationError(str(error)) from None
+        refused = ssl.SSLCertVerificationError(1, str(error))
+        refused.verify_message = str(error)  # else its text is a tuple
+        raise refused from None
 
 
 def client_context(tls: str = "") -> ssl.SSLContext:

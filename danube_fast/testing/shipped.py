@@ -14,7 +14,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from danube_fast.client.core import Core
 from danube_fast.client.link.dialer import Rings
@@ -95,6 +95,8 @@ class LoopbackPort:
 
 class _Dialer:
     """Opens loopback ports for one connection."""
+
+    claims: ClassVar[dict[str, str]] = {}
 
     def __init__(self, client: ShippedClient) -> None:
         self._client = client

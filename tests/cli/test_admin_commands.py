@@ -144,6 +144,65 @@ def test_an_api_key_is_shown_once_and_the_broker_never_sees_it(
     assert run(*line).out.strip().startswith("dfk_")
 
 
+PUBLIC = "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("users add zoe --public-key=", 2, "40 characters"),
+        ("users add zoe --scope /a/*", 2, "--role"),
+        (f"users add zoe --public-key {PUBLIC} --public-key-of x.key", 2, "one of them"),
+        (f"users add zoe --public-key {PUBLIC}", 2, "of the broker"),
+        ("users add zoe --role viewer --scope nowhere", 2, "nowhere"),
+        ("roles add r nosuch", 2, "manage_cluster"),
+        ("check ann nosuch /a/x", 2, "manage_cluster"),
+        ("new-key=", 2, "no name"),
+        ("roles delete admin", 2, "built in"),
+    ],
+    ids=["no-key", "scope-alone", "two-keys", "server-key", "bad-scope", "bad-role-permission",
+         "bad-permission", "no-file", "built-in"],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_asked(
+    run: Run, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
+) -> None:
+    monkeypatch.setenv("DANUBE_SERVER_KEY", PUBLIC)
+    words = ["new-key", ""] if line == "new-key=" else line.split()
+    outcome = run("security", *words)
+    assert outcome.code == code and said in outcome.err, outcome.err
+    assert fake.asked == []
+
+
+def test_a_role_that_is_not_there_makes_no_user(run: Run, fake: FakeBroker) -> None:
+    fake.answers["list_security"] = [{"name": "auditor"}]
+    outcome = run("security", "users", "add", "zoe", "--role", "nope")
+    assert outcome.code == 3 and "security roles list" in outcome.err
+    assert [name for name, _ in fake.asked] == ["list_security"]
+    assert run("security", "users", "add", "zoe", "--role", "auditor").code == 0
+
+
+def test_all_groups_are_taken_away(run: Run, fake: FakeBroker) -> None:
+    assert run("security", "users", "add", "zoe", "--group", "").code == 0
+    assert fake.asked == [("set_principal", {"name": "zoe", "groups": [], "disabled": None})]
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [("users delete", "name"), ("keys revoke", "credential"), ("roles delete", "name"),
+     ("bindings delete", "binding"), ("tokens remove", "id")],
+    ids=["user", "key", "role", "binding", "token"],
+)  # fmt: skip
+def test_what_is_not_there_is_not_said_to_go(
+    run: Run, fake: FakeBroker, line: str, field: str
+) -> None:
+    fake.answers["list_security"] = [{field: "there"}]
+    missing = run("security", *line.split(), "\x1bnope")
+    assert missing.code == 3 and "--yes" not in missing.err and "\x1b" not in missing.err
+    there = run("security", *line.split(), "there")
+    assert there.code == 2 and "add --yes" in there.err
+    assert {name for name, _ in fake.asked} == {"list_security"}
+
+
 def test_a_file_of_an_api_key_that_was_refused_is_gone(
     run: Run, fake: FakeBroker, tmp_path: Path
 ) -> None:
@@ -225,5 +284,6 @@ def test_clients_are_a_table_of_connections(run: Run, fake: FakeBroker) -> None:
     outcome = run("clients", "list", "--max", "5")
     assert fake.asked == [("list_clients", {"limit": 5})]
     head, line = outcome.out.splitlines()
-    assert head.split()[:4] == ["CLIENT", "PROCESS", "SESSION", "TRANSPORT"]
+    assert head.split()[:4] == ["CLIENT", "USER", "PROCESS", "SESSION"]
+    assert line.split()[1] == "anonymous"
     assert "meter" in line and "1.2" in line and "/default/t2, and 2 more" in line

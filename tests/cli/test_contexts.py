@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,24 @@ def test_contexts_are_made_changed_listed_and_removed(run: Run, config_home: Pat
     assert run("context", "use", "a.b").code == 3
     assert run("context", "use", "none").code == 0
     assert [path.name for path in path_of(config_home).parent.iterdir()] == ["contexts.toml"]
+
+
+def test_changes_at_once_are_all_kept() -> None:
+    at_once, names = threading.Barrier(8, timeout=30), [f"n{number}" for number in range(40)]
+
+    def change(mine: list[str]) -> None:
+        at_once.wait()
+        for name in mine:
+            with ContextFile.changing() as file:
+                file.put(name, {"url": "danube://one:1"})
+
+    threads = [threading.Thread(target=change, args=(names[i::8],)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a change waits for ever"
+    assert ContextFile.read().names == sorted(names)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ class Shell:
         return done.stdout
 
 
+def test_the_first_steps(tmp_path: Path) -> None:
+    with SecuredServer(tmp_path / "data", tmp_path) as server:
+        shell = Shell(tmp_path, DANUBE_URL=server.url)
+        for line in lines("First steps"):
+            line = line.replace(FOLDER, str(server.data_dir))
+            shell.run(re.sub(r"'LmZ[^']*'", f"'{server.server_key}'", line))
+        assert "orders may produce" in shell.run(
+            "danube-fast security check orders produce /shop/orders"
+        )
+
+
 def test_the_rotation(tmp_path: Path) -> None:
     with SecuredServer(tmp_path / "data", tmp_path) as server:
         server.make_ann()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import zmq
@@ -68,6 +68,7 @@ class House:
         return limit_ns
 
     redials = False
+    claims: ClassVar[dict[str, str]] = {}
 
     def verdict(self, now_ns: int) -> None: ...
 

@@ -17,6 +17,8 @@ from danube_fast.errors import (
     DanubeError,
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidArgument,
+    NotFound,
     PermissionDenied,
     Unavailable,
 )
@@ -363,3 +365,18 @@ def test_dead_letters_reach_a_topic_of_another_worker(server: SecuredServer) -> 
 
             wait_until(f"a dead letter in {dead}", is_there)
             consumer.close()
+
+
+def test_a_binding_needs_its_role_and_its_user(server: SecuredServer) -> None:
+    with server.come_in("ann") as ann:
+        with pytest.raises(NotFound, match="security roles list"):
+            ann.admin.set_binding("b", "group:g", "nosuchrole", "cluster")
+        with pytest.raises(NotFound, match="users add zoe"):
+            ann.admin.set_binding("b", "user:zoe", "viewer", "cluster")
+        assert "b" not in [row["binding"] for row in ann.admin.list_security("binding")]
+        ann.admin.set_binding("b", "group:g", "viewer", "cluster")
+
+
+def test_the_key_of_the_broker_is_no_users_key(server: SecuredServer) -> None:
+    with server.come_in("ann") as ann, pytest.raises(InvalidArgument, match="broker itself"):
+        ann.admin.set_credential(f"curve:{server.server_key}", "ann")

@@ -183,3 +183,29 @@ def test_public_keys() -> None:
     assert is_public_key("%nSc0" * 8)  # 2**32 - 1
     assert not is_public_key("%nSc1" * 8)
     assert len(curve._DIGITS) == 85
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("server.key", "recover --data-dir {} --new-server-key --yes"),
+        ("bootstrap-admin.key", "good for one connection.*recover --data-dir {}"),
+        ("ann.key", "register its public key"),
+    ],
+    ids=["server", "bootstrap", "user"],
+)
+def test_a_missing_or_damaged_key_names_its_own_way_out(
+    tmp_path: Path, name: str, remedy: str
+) -> None:
+    path, told = tmp_path / name, remedy.format(tmp_path)
+    with pytest.raises(FailedPrecondition, match=told):
+        read_key_file(path)
+    path.write_text("damaged")
+    path.chmod(0o600)
+    with pytest.raises(InvalidArgument, match=told):
+        read_key_file(path)
+
+
+def test_a_key_file_has_a_name() -> None:
+    with pytest.raises(InvalidArgument, match="no name"):
+        write_key_file(Path(""), KNOWN)

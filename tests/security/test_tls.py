@@ -198,8 +198,9 @@ def test_a_pin_is_checked_in_event_loops_too(
             await writer.wait_closed()
 
     asyncio.run(connect(made.fingerprint))
-    with pytest.raises(ssl.SSLCertVerificationError, match="pinned"):
+    with pytest.raises(ssl.SSLCertVerificationError, match="pinned") as caught:
         asyncio.run(connect(other.fingerprint))
+    assert str(caught.value) == caught.value.verify_message, "a sentence, no tuple"
 
 
 @pytest.mark.parametrize(

@@ -352,3 +352,13 @@ def test_a_denial_is_kept_with_a_bounded_text(rig: Rig) -> None:
     rig.denials.note(Denial("lookup", "pia", "uid:7", "10.0.0.7", "y" * 1_000_000))
     (kind,) = rig.denials._kinds.values()
     assert sum(map(len, kind.last)) < 1000
+
+
+def test_denials_of_different_reasons_are_told_apart(rig: Rig) -> None:
+    for why in ("expired", "no such key", "expired", "no such key"):
+        rig.denials.note(Denial("sign_on", address="10.0.0.7", resource=why, reason=why))
+    rig.turn(2 * WINDOW_TURNS)
+    counts: dict[str, int] = {}
+    for each in rig.records(event="denied"):
+        counts[each["resource"]] = counts.get(each["resource"], 0) + each.get("count", 1)
+    assert counts == {"expired": 2, "no such key": 2}

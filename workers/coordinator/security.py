@@ -32,6 +32,7 @@ from danube_fast.security.curve import read_key_file
 from danube_fast.security.http_proofs import MTLS
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
+    BUILTIN_ROLES,
     ApiKey,
     Binding,
     Credential,
@@ -193,10 +194,7 @@ class SecurityDirectory:
 
     def change(self, records: Sequence[Record]) -> None:
         """Make these records, or put them in place of those of the same keys, all or none. Raises InvalidArgument."""
-        if self._access is None:
-            raise FailedPrecondition(
-                "this broker asks no one who they are, so anyone could give rights; serve it with --auth required first"
-            )
+        self._check_enforced()
         for record in records:
             check_record(record)
         values = [msgspec.json.encode(record) for record in records]
@@ -290,13 +288,34 @@ class SecurityDirectory:
         self.remove(key_of(each) for each in ended)
 
     def put_binding(self, binding: str, subject: str, role: str, scope: str) -> None:
-        """Make or change a binding; see the operation. Raises FailedPrecondition."""
+        """Make or change a binding; see the operation. Raises InvalidArgument, NotFound, FailedPrecondition."""
+        made = Binding(binding=binding, subject=subject, role=role, scope=scope)
+        self._check_enforced()
+        check_record(made)
+        self._check_parties(made)
         known = self._policy.get(f"binding/{binding}")
         if isinstance(known, Binding) and known.subject != subject:
             raise FailedPrecondition(
                 f"the binding {binding} is of {known.subject}; give this one another name, or delete that one first"
             )
-        self.change([Binding(binding=binding, subject=subject, role=role, scope=scope)])
+        self.change([made])
+
+    def _check_enforced(self) -> None:
+        if self._access is None:
+            raise FailedPrecondition(
+                "this broker asks no one who they are, so anyone could give rights; serve it with --auth required first"
+            )
+
+    def _check_parties(self, binding: Binding) -> None:
+        """Raise NotFound for a role or a user that is not there: a mistyped one would grant nothing, or some day the
+        wrong thing. Groups need no record: tokens bring them."""
+        if binding.role not in BUILTIN_ROLES and self._policy.get(f"role/{binding.role}") is None:
+            raise NotFound(f"there is no role {binding.role}; see: danube-fast security roles list")
+        kind, _, name = binding.subject.partition(":")
+        if kind == "user" and self._policy.get(f"principal/{name}") is None:
+            raise NotFound(
+                f"there is no user {name}; make it with: danube-fast security users add {name}"
+            )
 
     def remove_record(self, kind: str, name: str) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument."""

@@ -1,6 +1,6 @@
 """Denied actions of one process, aggregated: the first of a kind at once, its repetitions as a count.
 
-    loop, ZAP thread --note--> table by (who, from where, what) --take, every half second--> the audit log
+    loop, ZAP thread --note--> table by (who, from where, what, why) --take, every half second--> the audit log
 
 The table and the list that waits are bounded, so that a flood of denials costs neither memory nor bandwidth; what finds no
 room is counted.
@@ -31,6 +31,8 @@ WINDOW_NS = 10 * SECOND_NS
 """Repetitions within it are one record."""
 KINDS_MAX = 1024
 """Kinds of denials that are told apart; the one met first makes room."""
+REASON_CHARACTERS_MAX = 100
+"""Of a reason, as far as it is told apart."""
 WAITING_MAX = 64
 """Records that wait to be taken."""
 
@@ -50,6 +52,8 @@ class Denial(NamedTuple):
     resource: str = ""
     outcome: str = DENIED
     request: str = ""
+    reason: str = ""
+    """Why, if refusals of one action differ in it: each reason has a record of its own."""
 
 
 class _Kind:
@@ -68,7 +72,7 @@ class Denials:
         """`is_on`: whether anyone takes them; else `note` does nothing."""
         self._clock, self._is_on = clock, is_on
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[tuple[str, str, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str, str, str], _Kind] = OrderedDict()
         self._waiting: list[AuditRecord] = []
         self._lost = 0
 
@@ -81,7 +85,7 @@ class Denials:
             return
         if len(denial.resource) > NAME_CHARACTERS_MAX:  # a client's text may have megabytes
             denial = denial._replace(resource=denial.resource[: NAME_CHARACTERS_MAX + 1])
-        key = denial.principal, denial.address, denial.action
+        key = denial.principal, denial.address, denial.action, denial.reason[:REASON_CHARACTERS_MAX]
         with self._lock:
             kind = self._kinds.get(key)
             if kind is not None:

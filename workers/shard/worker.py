@@ -262,6 +262,7 @@ class ShardWorker:
             self.trimming,
             PassedPages(state),
             self.producers,
+            self.forwarder,
         ]
         if self.secured is not None:
             access, ends = self.secured.access, (self.consumers, self.transports)

@@ -148,7 +148,8 @@ class SignOnProcess:
         try:
             found = await self._verifier.verify(text)
         except PermissionDenied as reason:
-            self._denials.note(Denial("sign_on", address=address, resource=str(reason)))
+            why = str(reason)
+            self._denials.note(Denial("sign_on", address=address, resource=why, reason=why))
             raise NotProved from None
         record = SignOn(
             public_key, found.principal, found.groups, found.expires_ns, found.source, found.registered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.types import Permission
 
 __all__: list[str] = []
@@ -46,10 +46,24 @@ def set_credential(
     local user. It ends after `expires_seconds`, 0: never."""
     if expires_seconds < 0:
         raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
+    kind, _, public_key = credential.partition(":")
+    # a broker that asks no one has no such key: it says so itself
+    if kind == "curve" and public_key in _own_keys(context):
+        raise InvalidArgument(
+            "that is the public key of the broker itself; register the one of the user's own key file"
+        )
     context.security.put_credential(
         credential, principal, expires_seconds=expires_seconds, label=label
     )
     answer.done()
+
+
+def _own_keys(context: AdminContext) -> list[str]:
+    """Public keys of the broker."""
+    try:
+        return list(context.server_key.describe()["keys"])
+    except FailedPrecondition:
+        return []
 
 
 @operation(Permission.MANAGE_CLUSTER)

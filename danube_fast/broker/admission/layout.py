@@ -15,6 +15,7 @@ one thread: no atomics here.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 __all__ = [
     "LogWord",
@@ -25,11 +26,32 @@ __all__ = [
     "ResultWord",
     "StateWord",
     "WindowWord",
+    "is_passed_on",
+    "passed_on_session",
+    "peer_of",
 ]
 
 INT64_MAX = (1 << 63) - 1
 SESSION_ARRIVED = -(1 << 40)
 """In place of a session: the producer came with its partition and was not opened here since."""
+_PEERS = 1 << 10
+"""More than a broker has processes."""
+
+
+def passed_on_session(peer: int, client: int) -> int:
+    """Return what stands for a client's session on another worker, which passes its producers on; `client`: the number
+    of that session, 0 for what the peer publishes itself. Below -1, which stands for no session."""
+    return -1 - peer - _PEERS * client
+
+
+def peer_of(session: Any) -> Any:
+    """Return the worker that passes on for such a session, or for each one of an array."""
+    return (-1 - session) % _PEERS
+
+
+def is_passed_on(session: Any) -> Any:
+    """Whether a number, or each one of an array, stands for a client's session on another worker."""
+    return (session < -_PEERS) & (session != SESSION_ARRIVED)
 
 
 class Mode(enum.IntEnum):

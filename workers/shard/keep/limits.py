@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from danube_fast.broker.admission.gate import Cause
-from danube_fast.broker.admission.layout import PartitionWord, ProducerWord
+from danube_fast.broker.admission.layout import PartitionWord, ProducerWord, is_passed_on
 from danube_fast.broker.admission.rates import Rate
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Parting, SubscriptionKind
@@ -162,7 +162,7 @@ class Limits:
 
     def check_handle(self, partition: Partition, session: int) -> None:
         """Raise ResourceExhausted if one more handle of that session, by its number, is too many for the namespace."""
-        if self._state.sessions.by_number(session) is not None:
+        if self._state.sessions.by_number(session) is not None or is_passed_on(session):
             self.namespaces.take_handle(partition, lambda numbers: self._reap(numbers - {session}))
 
     def check_producer(self, partition: Partition, producer_id: int) -> None:
@@ -177,7 +177,7 @@ class Limits:
         sessions = rows[np.flatnonzero(others), ProducerWord.SESSION].tolist()
 
         def count_living() -> int:
-            return sum(session_of(number) is not None for number in sessions)
+            return sum(session_of(n) is not None or is_passed_on(n) for n in sessions)
 
         if count_living() >= limit:
             self._reap(sessions)

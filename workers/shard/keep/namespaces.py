@@ -20,6 +20,7 @@ from danube_fast.broker.admission.layout import (
     PartitionWord,
     ProducerWord,
     StateWord,
+    is_passed_on,
 )
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.topics.quota import NO_QUOTA, NamespaceQuota
@@ -260,7 +261,8 @@ class Namespaces:
         tables, sessions = self._state.tables, list(self._state.sessions)
         producers = tables.producers[: tables.producer_count]
         living = [session.number for session in sessions]
-        is_open = np.isin(producers[:, ProducerWord.SESSION], living)
+        openers = producers[:, ProducerWord.SESSION]
+        is_open = np.isin(openers, living) | is_passed_on(openers)
         is_open &= producers[:, ProducerWord.PARTITION_ID] != 0
         columns = [int(ProducerWord.PARTITION_ID), int(ProducerWord.SESSION)]
         handles = producers[is_open][:, columns].tolist()

@@ -5,15 +5,25 @@
 
 For clients that keep one connection, and for what the broker itself publishes. A frame that goes
 this way is copied once more and must fit the mailbox; clients that look topics up never need it.
-On the owner all passed-on producers of a peer belong to one session, with a negative number.
+On the owner a negative number stands for the client's session on the worker that passes its producers on. They count
+there as what is open until the client closes them, its session ends, or that worker is started again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from danube_fast.broker import messages as m
-from danube_fast.errors import NotOwner
+from danube_fast.broker.admission.layout import (
+    ProducerWord,
+    is_passed_on,
+    passed_on_session,
+    peer_of,
+)
+from danube_fast.clock import MILLISECOND_NS
+from danube_fast.errors import NotOwner, ResourceExhausted
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net import protocol as p
 from danube_fast.net.protocol import Status
@@ -21,6 +31,7 @@ from danube_fast.net.session import Session
 from danube_fast.roles import COORDINATOR
 from danube_fast.workers.process.mailbox import Reply, Request
 from danube_fast.workers.shard.deliver.delivery import Delivery
+from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.publish.audit_lines import AuditLines
 from danube_fast.workers.shard.publish.group import Publication
 from danube_fast.workers.shard.publish.intake import Intake
@@ -32,14 +43,23 @@ __all__ = ["Forwarder"]
 OWNERS_MAX = 100_000
 """Partitions of other workers that are remembered; above, all are forgotten and asked for again."""
 
+ENDED_NS = 250 * MILLISECOND_NS
+"""How often it is looked for sessions that have ended."""
+ENDED_MAX = 1000
+"""So many are told at once: a notice must fit the mailbox."""
 
-def _session_of(request: Request[m.OpenProducer] | Request[m.PublishBundle]) -> int:
-    """Session number of the producers of a peer: below -1, which stands for no session."""
-    return -1 - request.peer
+
+def _session_of(
+    request: Request[m.OpenProducer] | Request[m.PublishBundle] | Request[m.CloseProducer],
+) -> int:
+    """Session number of a peer's client, or of the peer itself."""
+    return passed_on_session(request.peer, request.message.session)
 
 
-class Forwarder:
+class Forwarder(PeriodicJob):
     """Pass producers and publishes on to other workers, and serve those of others."""
+
+    interval_ns = ENDED_NS
 
     def __init__(
         self, state: ShardState, delivery: Delivery, intake: Intake, producers: Producers,
@@ -49,18 +69,46 @@ class Forwarder:
         self._state, self._delivery = state, delivery
         self._intake, self._producers = intake, producers
         self._owners: dict[int, int] = {}
+        self._asked: dict[int, set[int]] = {}
+        """By session number: the workers that were asked to open a producer for it."""
         self._passes_on = passes_on
         intake.forward = self.publish
         producers.open_elsewhere = self.open_producer
+        producers.close_elsewhere = self.close_producer
         mailbox = state.boot.mailbox
         AuditLines(state, intake, producers)
         mailbox.serve(m.OpenProducer, self._open_here)
+        mailbox.serve(m.CloseProducer, self._close_here)
+        mailbox.serve(m.SessionsEnded, self._end_here)
         mailbox.serve(m.PublishBundle, self._publish_here)
         mailbox.epoch_watchers.append(self._restarted)
 
     def _restarted(self, peer: int, epoch: int) -> None:
-        """Forget partitions of a restarted peer: its producers have no session any more, publishers look up again."""
+        """Forget partitions of a restarted peer: its producers have no session any more, publishers look up again. And
+        close what it passed on: its clients open again."""
         self._owners = {pid: owner for pid, owner in self._owners.items() if owner != peer}
+        tables = self._state.tables
+        openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
+        passed_on = np.unique(openers[is_passed_on(openers) & (peer_of(openers) == peer)])
+        if len(passed_on):
+            self._producers.release_all(passed_on.tolist())
+
+    def run(self, now_ns: int) -> None:
+        """Tell the owners of passed-on producers which sessions have ended."""
+        ended: dict[int, list[int]] = {}
+        for number, owners in self._asked.items():
+            if self._state.sessions.by_number(number) is None:
+                for owner in owners:
+                    ended.setdefault(owner, []).append(number)
+        for owner, numbers in ended.items():
+            try:
+                self._state.boot.mailbox.notify(owner, m.SessionsEnded(numbers[:ENDED_MAX]))
+            except ResourceExhausted:  # its ring is full: the next time
+                continue
+            for number in numbers[:ENDED_MAX]:
+                self._asked[number].discard(owner)
+                if not self._asked[number]:
+                    del self._asked[number]
 
     # ------------------------------------------------------------ on the worker that was asked
 
@@ -76,10 +124,17 @@ class Forwarder:
             self._delivery.respond(session, command.request, reply.value, reply.error)
 
         def found(owner: int) -> None:
-            message = m.OpenProducer(command.partition_id, command.name)
+            self._asked.setdefault(session.number, set()).add(owner)
+            message = m.OpenProducer(command.partition_id, command.name, session.number)
             self._state.boot.mailbox.call(owner, message, on_reply=answer)
 
         self._find_owner(command.partition_id, found, answer)
+
+    def close_producer(self, session: Session, command: p.CloseProducer) -> None:
+        """Close a producer that was passed on, wherever that was."""
+        message = m.CloseProducer(command.partition_id, command.producer_id, session.number)
+        for owner in self._asked.get(session.number, ()):
+            self._state.boot.mailbox.notify(owner, message)
 
     def _find_owner(
         self, partition_id: int, found: Callable[[int], None], failed: Callable[[Reply], None]
@@ -123,7 +178,8 @@ class Forwarder:
             self._intake.release(publication)
 
         bundle = sealed_bundle([(partition_id, frame)])
-        self._state.boot.mailbox.call(owner, m.PublishBundle(), bundle, on_reply=answered)
+        message = m.PublishBundle(publication.session)
+        self._state.boot.mailbox.call(owner, message, bundle, on_reply=answered)
         return True
 
     # ------------------------------------------------------------ on the owner
@@ -131,6 +187,14 @@ class Forwarder:
     def _open_here(self, request: Request[m.OpenProducer]) -> None:
         asked, session = request.message, _session_of(request)
         self._producers.register(session, asked.partition_id, asked.name, request.respond)
+
+    def _close_here(self, request: Request[m.CloseProducer]) -> None:
+        closed = request.message
+        self._producers.release(closed.partition_id, closed.producer_id, _session_of(request))
+
+    def _end_here(self, request: Request[m.SessionsEnded]) -> None:
+        numbers = [passed_on_session(request.peer, each) for each in request.message.sessions]
+        self._producers.release_all(numbers)
 
     def _publish_here(self, request: Request[m.PublishBundle]) -> None:
         publication = Publication(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import xxhash
 
 from danube_fast.broker import messages as m
 from danube_fast.broker import records as r
-from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord
+from danube_fast.broker.admission.layout import INT64_MAX, ProducerWord, is_passed_on
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.net import protocol as p
@@ -48,6 +48,8 @@ class Producers(Job):
         self._state, self._delivery, self._limits = state, delivery, limits
         self.open_elsewhere: Callable[[Session, p.OpenProducer], None] = self._refuse
         """Opens a producer on a partition of another worker."""
+        self.close_elsewhere: Callable[[Session, p.CloseProducer], None] = lambda *_: None
+        """Closes such a producer."""
         self.handlers: dict[type, Callable[[Session, Any], None]] = {
             p.OpenProducer: self._open,
             p.CloseProducer: self._close,
@@ -84,7 +86,7 @@ class Producers(Job):
         if slot >= 0 and self.access is not None:
             self._check_name(partition.topic, slot, name, principal)
         opener = int(tables.producers[slot, ProducerWord.SESSION]) if slot >= 0 else -1
-        if state.sessions.by_number(opener) is None:
+        if state.sessions.by_number(opener) is None and not is_passed_on(opener):
             self._limits.check_handle(partition, session)
         self._limits.check_producer(partition, producer_id)
         epoch = int(tables.producers[slot, ProducerWord.EPOCH]) + 1 if slot >= 0 else 1
@@ -114,12 +116,25 @@ class Producers(Job):
             )
 
     def _close(self, session: Session, command: p.CloseProducer) -> None:
+        self.release(command.partition_id, command.producer_id, session.number)
+        if self._state.partition(command.partition_id) is None:
+            self.close_elsewhere(session, command)
+        self._delivery.result(session, command.request)
+
+    def release(self, partition_id: int, producer_id: int, session: int) -> None:
+        """Close a producer, if that session has it."""
         tables = self._state.tables
-        slot = tables.find_producer(command.partition_id, command.producer_id)
-        if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session.number:
+        slot = tables.find_producer(partition_id, producer_id)
+        if slot >= 0 and tables.producers[slot, ProducerWord.SESSION] == session:
             tables.producers[slot, ProducerWord.SESSION] = -1
             self._limits.namespaces.note_closed()
-        self._delivery.result(session, command.request)
+
+    def release_all(self, sessions: Collection[int]) -> None:
+        """Close the producers of these sessions."""
+        tables = self._state.tables
+        openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
+        openers[np.isin(openers, list(sessions))] = -1
+        self._limits.namespaces.note_closed()
 
     # ------------------------------------------------------------ by the clock
 
@@ -136,7 +151,8 @@ class Producers(Job):
         tables = self._state.tables
         openers = tables.producers[: tables.producer_count, ProducerWord.SESSION]
         living = [session.number for session in self._state.sessions]
-        return int(np.count_nonzero(np.isin(openers, living)))
+        is_open = np.isin(openers, living) | is_passed_on(openers)
+        return int(np.count_nonzero(is_open))
 
     def _expire(self) -> None:
         """Forget producers that were not used for long, and the longest unused above the limit."""
