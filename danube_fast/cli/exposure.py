@@ -107,6 +107,11 @@ def files(settings: Settings) -> Iterator[Finding]:
         )  # fmt: skip
     if (folder / "server.key").exists():
         yield _rotation(folder)
+        if settings.auth == "none":
+            yield Finding(
+                "auth", WARNING, f"{folder} is of a secured broker, and these settings ask no one who they are",
+                "give the settings that it is served with (--config FILE, DANUBE_AUTH=required), or --url of the broker",
+            )  # fmt: skip
 
 
 def _folder(folder: Path) -> Finding:

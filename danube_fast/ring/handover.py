@@ -223,13 +223,16 @@ class RingServer:
         self._epoll = select.epoll()
         self._is_told = False
         """Whether it was logged that another process has the address."""
-        self.listen()
+        self._open()
 
     def listen(self) -> None:
         """Listen, unless that is done or another process has the address: any user of the host may take it while the
-        worker is down. Call it often. Raises Unavailable."""
-        if self._listener.is_open:
-            return
+        worker is down. Call it often."""
+        if not self._listener.is_open:
+            with contextlib.suppress(Unavailable):  # said at the start
+                self._open()
+
+    def _open(self) -> None:
         try:
             if self._listener.open():
                 self._epoll.register(self._listener.fileno(), select.EPOLLIN)

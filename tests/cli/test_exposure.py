@@ -57,6 +57,16 @@ def test_a_secret_that_others_may_read_is_a_failure(
     assert found["advice"].startswith(f"chmod 600 {folder / name}")
 
 
+def test_settings_that_are_not_those_of_the_data_directory(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "auth" not in looked_at(run, folder)
+    ServerKeys(folder).open()
+    assert "is of a secured broker" in looked_at(run, folder)["auth"]["seen"]
+    monkeypatch.setenv("DANUBE_AUTH", "required")
+    assert "auth" not in looked_at(run, folder)
+
+
 def test_what_waits_in_a_data_directory(run: Run, folder: Path) -> None:
     found = looked_at(run, folder)
     assert "first administrator" not in found and "server key" not in found
