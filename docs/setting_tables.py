@@ -25,8 +25,11 @@ __all__ = ["filled"]
 UNITS = {"b": "bytes", "us": "us", "ms": "ms", "s": "s", "": "-"}
 CLIENT = (
     ("`connect`", "transport", "auto", "`auto`: shared memory on the broker's host, else ZeroMQ. `shm` and `zmq` insist."),
-    ("`connect`", "server_key", None, "Public key of a broker with `auth`: 40 characters, pinned."),
+    ("`connect`", "server_key", None, "Public key of a broker with `auth`: 40 characters, pinned; several while it is rotated."),
     ("`connect`", "key_file", None, "File with the client's key pair."),
+    ("`connect`", "sign_on", None, "`https://HOST:PORT` where `token` is exchanged for a key that the client draws."),
+    ("`connect`", "token", None, "API key or token (JWT) for `sign_on`, or a function that returns one."),
+    ("`connect`", "tls", None, "File of CAs, or `sha256:` and a fingerprint, by which `sign_on` is known. Empty: the CAs of the system."),
     ("`connect`", "server_uid", None, "User whose processes may be the broker on this host, beside root and our own."),
     ("`connect`", "spin_us", 0, "How long a caller that waits looks on before it sleeps."),
     ("`producer`", "linger_us", limits.LINGER_US_DEFAULT,
@@ -43,8 +46,12 @@ CLIENT = (
 )  # fmt: skip
 VARIABLES = (
     ("DANUBE_URL", "danube://127.0.0.1:6650", "Where clients and the command line find the broker."),
-    ("DANUBE_SERVER_KEY", "empty", "Public key of a broker with `auth`, for the command line."),
+    ("DANUBE_CONTEXT", "empty", "Context of the command line, as `--context`."),
+    ("DANUBE_SERVER_KEY", "empty", "Public key of a broker with `auth`, for the command line; several with blanks or commas."),
     ("DANUBE_KEY_FILE", "empty", "File with the key pair of the command line."),
+    ("DANUBE_SIGN_ON", "empty", "Where the command line signs on, `https://HOST:PORT`."),
+    ("DANUBE_TOKEN_FILE", "empty", "File (0600) with its API key or token, read for each sign-on."),
+    ("DANUBE_TLS", "empty", "File of CAs, or `sha256:` and a fingerprint, for sign-on and `health`."),
     ("DANUBE_CONFIG", "empty", "Configuration file of `serve`, as `--config`."),
     ("DANUBE_KERNELS", "empty", "`numba`: each process compiles its kernels by itself."),
     ("DANUBE_MALLOC", "empty", "`default`: leave malloc alone; else freed messages stay mapped."),
