@@ -44,7 +44,8 @@ def addresses(
     """Say who reaches a broker with these settings, and what is asked there."""
     is_here = _is_loopback(listen, "--listen")
     if auth != "none":
-        yield Finding("tcp", OK, f"{listen}: registered keys only, encrypted")
+        keys = "keys that are registered or signed on" if sign_on else "registered keys"
+        yield Finding("tcp", OK, f"{listen}: {keys} only, encrypted")
         seen = "local users that are registered (uid:NUMBER), as the kernel says"
     else:
         reach = "program of this host" if is_here else "host of the network"
@@ -218,7 +219,7 @@ def _expiry(check: str, rows: list[dict[str, Any]], name: str, now_ns: int) -> F
     if soon:
         return Finding(
             check, WARNING, f"{seen}, {len(soon)} end within {EXPIRY_DAYS} days: {_some(soon)}",
-            "register new ones beside them: danube-fast security keys add",
+            f"register new ones beside them: danube-fast security {'tokens' if name == 'id' else 'keys'} add",
         )  # fmt: skip
     return Finding(check, OK, seen)
 

@@ -26,13 +26,13 @@ def directory() -> Iterator[SecurityDirectory]:
 
 @pytest.mark.parametrize(
     ("credential", "comes_in"),
-    [(f"curve:{new_key_pair().public}", True), ("uid:1000", True), (f"mtls:{'ab' * 32}", False)],
+    [(f"curve:{new_key_pair().public}", True), ("uid:1000", False), (f"mtls:{'ab' * 32}", False)],
     ids=["curve", "uid", "mtls"],
 )
-def test_a_certificate_for_https_gives_no_rights(
+def test_an_administrator_who_can_come_in_has_a_key(
     directory: SecurityDirectory, credential: str, comes_in: bool
 ) -> None:
-    """The HTTPS ports take no operation, so an administrator needs another way in."""
+    """The HTTPS ports take no operation, and no client begins at the coordinator by its local user."""
     directory.change(
         [Principal("ann"), Binding("ann", "user:ann", "admin", "cluster"), Credential(credential, "ann")]
     )  # fmt: skip

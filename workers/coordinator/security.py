@@ -29,7 +29,6 @@ from danube_fast.errors import (
 from danube_fast.metadata.store import CHANGES_MAX, MetadataStore
 from danube_fast.security.api_keys import LIVE_KEYS_MAX
 from danube_fast.security.curve import read_key_file
-from danube_fast.security.http_proofs import MTLS
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BUILTIN_ROLES,
@@ -129,7 +128,8 @@ class SecurityDirectory:
             self._policy.principal_of(record.credential, now_ns)
             for record in self._all()
             if isinstance(record, Credential)
-            and not record.credential.startswith(MTLS)  # no rights are given over HTTPS
+            # clients begin here by tcp: a local user alone, or a certificate, is no way in
+            and record.credential.startswith("curve:")
         }
         permission = Permission.MANAGE_CLUSTER
         return any(
