@@ -21,6 +21,7 @@ import danube_fast
 from danube_fast.errors import (
     DanubeError,
     FailedPrecondition,
+    NotFound,
     PermissionDenied,
     ResourceExhausted,
 )
@@ -414,10 +415,14 @@ def test_a_topic_of_the_log_that_a_client_made_meanwhile_is_made_anew(tmp_path: 
     again = AuditedServer(tmp_path / "data", tmp_path)
     with again, again.come_in("ann") as ann:
         ann.admin.create_namespace("shop")
-        wait_until(
-            "the topic to be made anew",
-            lambda: not ann.admin.describe_topic(AUDIT_TOPIC)["partitioned"], 20,
-        )  # fmt: skip
+
+        def is_made_anew() -> bool:
+            try:
+                return not ann.admin.describe_topic(AUDIT_TOPIC)["partitioned"]
+            except NotFound:  # the other one is deleted by then
+                return False
+
+        wait_until("the topic to be made anew", is_made_anew, 20)
 
 
 def test_who_manages_the_namespace_has_no_power_over_the_topic(server: AuditedServer) -> None:
