@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from danube_fast.client.client import Client
@@ -121,7 +120,7 @@ class Snapshot(NamedTuple):
     holds: list[str]
     """Keys of the holds on the objects."""
     ranges: list[PartitionRange]
-    topics: Mapping[str, str] = MappingProxyType({})
+    topics: Mapping[str, str]
     """Topics of the holds that a broker has made."""
 
 
@@ -232,7 +231,7 @@ def release_holds(
 def _held_snapshot(options: ReadOptions) -> Snapshot:
     """What the caller has flushed, and holds."""
     url = options.store or ""
-    return Snapshot(url, [], _load(open_reading(url), options.held))
+    return Snapshot(url, [], _load(open_reading(url), options.held), {})
 
 
 def _load(store: ObjectStore, known: Sequence[HeldPartition]) -> list[PartitionRange]:
@@ -270,7 +269,7 @@ def snapshot_of_store(options: ReadOptions) -> Snapshot:
     with contextlib.suppress(PermissionDenied):
         hold = make_hold(store, keys, options.hold_seconds, SystemClock().wall_ns())
         holds.append(hold.key)
-    return Snapshot(url, holds, ranges)
+    return Snapshot(url, holds, ranges, {})
 
 
 def _chosen(catalog: Catalog, options: ReadOptions) -> list[PartitionRange]:

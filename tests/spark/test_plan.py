@@ -367,7 +367,7 @@ def test_a_hundred_gigabytes_are_planned_in_seconds() -> None:
     options = ReadOptions.parse({"topic": TOPIC, "splitBytes": "16777216"})
     tracemalloc.start()
     began = time.monotonic()
-    plan = divide(Snapshot("file:///store", [], [of]), [of], options, Bounds())
+    plan = divide(Snapshot("file:///store", [], [of], {}), [of], options, Bounds())
     pickled = pickle.dumps(plan.tasks)
     seconds = time.monotonic() - began
     _, peak = tracemalloc.get_traced_memory()
