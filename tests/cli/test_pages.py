@@ -112,6 +112,7 @@ def test_the_page_of_the_protocol_has_every_command_field_and_code() -> None:
         )
     }
     kinds = [kind for kind in vars(protocol).values() if isinstance(kind, type)]
+    kinds.remove(protocol.OpenProducerUnnamed)  # OPEN_PRODUCER as it was before its last field
     commands = [
         kind for kind in kinds if issubclass(kind, msgspec.Struct) and kind.__name__[0] != "_"
     ]
