@@ -138,6 +138,8 @@ class Server:
         try:
             bound = self._bind_tcp(host, port)
         except (OSError, zmq.ZMQError) as error:
+            if self.guard is not None:
+                self.guard.stop()  # nothing else closes a server that was never bound
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error}; choose another port with --listen, or "
                 "stop what uses this one"
