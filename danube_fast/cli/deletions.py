@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from danube_fast.cli.broker import Ask
-from danube_fast.cli.output import safe_text
+from danube_fast.cli.output import refuse_without_yes, safe_text
 from danube_fast.errors import NotFound
 
-__all__ = ["look_first"]
+__all__ = ["delete_record"]
 
 _PLACES = {
     "principal": ("name", "user", "users"),
@@ -18,10 +18,16 @@ _PLACES = {
 """Kinds of records: the field that names one, the noun, the group of commands."""
 
 
-def look_first(ask: Ask, yes: bool, kind: str, name: str) -> None:
-    """Raise NotFound for a record that is not there; with --yes the broker says so itself."""
-    if yes:
-        return
+def delete_record(ask: Ask, yes: bool, kind: str, name: str, *, effect: str, done: str) -> None:
+    """Delete a record and say that it is `done`; without --yes only tell the `effect`. Raises NotFound."""
+    if not yes:  # with --yes the broker says itself that there is none
+        _look(ask, kind, name)
+    refuse_without_yes(yes, effect)
+    gone = ask("delete_security", record_kind=kind, name=name)
+    ask.show(gone, f"{done} {name}")
+
+
+def _look(ask: Ask, kind: str, name: str) -> None:
     field, noun, group = _PLACES[kind]
     if not any(row[field] == name for row in ask("list_security", record_kind=kind)):
         raise NotFound(

@@ -11,9 +11,9 @@ import typer
 from danube_fast.cli import audit, certificates, server_key, tokens
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.context_file import value_of
-from danube_fast.cli.deletions import look_first
+from danube_fast.cli.deletions import delete_record
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
-from danube_fast.cli.output import print_result, refuse_without_yes, safe_text
+from danube_fast.cli.output import print_result, safe_text
 from danube_fast.cli.recover import recover
 from danube_fast.errors import InvalidArgument, NotFound
 
@@ -198,10 +198,14 @@ def list_users(ask: Ask) -> None:
 @asking(users, "danube-fast security users delete ann --yes")
 def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
     """Delete a user, its keys and its bindings; its clients are sent away."""
-    look_first(ask, yes, "principal", user)
-    refuse_without_yes(yes, f"deletes the user {user}, its keys and its bindings")
-    gone = ask("delete_security", record_kind="principal", name=user)
-    ask.show(gone, f"deleted user {user}")
+    delete_record(
+        ask,
+        yes,
+        "principal",
+        user,
+        effect=f"deletes the user {user}, its keys and its bindings",
+        done="deleted user",
+    )
 
 
 @asking(keys, "danube-fast security keys add ann --public-key-of ann.key", name="add")
@@ -242,10 +246,9 @@ def revoke(
     yes: YesOption = False,
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""
-    look_first(ask, yes, "credential", credential)
-    refuse_without_yes(yes, f"revokes {credential}")
-    gone = ask("delete_security", record_kind="credential", name=credential)
-    ask.show(gone, f"revoked {credential}")
+    delete_record(
+        ask, yes, "credential", credential, effect=f"revokes {credential}", done="revoked"
+    )
 
 
 @asking(roles, "danube-fast security roles add auditor lookup consume", name="add")
@@ -284,10 +287,7 @@ def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], 
         raise InvalidArgument(
             f"the role {name} is built in and stays; take it from users with: danube-fast security bindings delete"
         )
-    look_first(ask, yes, "role", name)
-    refuse_without_yes(yes, f"deletes the role {name}")
-    gone = ask("delete_security", record_kind="role", name=name)
-    ask.show(gone, f"deleted role {name}")
+    delete_record(ask, yes, "role", name, effect=f"deletes the role {name}", done="deleted role")
 
 
 @asking(bindings, "danube-fast security bindings add user:ann producer '/orders/*'", name="add")
@@ -319,10 +319,9 @@ def list_bindings(ask: Ask) -> None:
 @asking(bindings, "danube-fast security bindings delete 1f6a02c3 --yes", name="delete")
 def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False) -> None:  # fmt: skip
     """Delete a binding: what was open by it is closed."""
-    look_first(ask, yes, "binding", name)
-    refuse_without_yes(yes, f"deletes the binding {name}")
-    gone = ask("delete_security", record_kind="binding", name=name)
-    ask.show(gone, f"deleted binding {name}")
+    delete_record(
+        ask, yes, "binding", name, effect=f"deletes the binding {name}", done="deleted binding"
+    )
 
 
 @asking(app, "danube-fast security check ann produce /orders/new")

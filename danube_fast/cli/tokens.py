@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.deletions import look_first
+from danube_fast.cli.deletions import delete_record
 from danube_fast.cli.options import YesOption, example
-from danube_fast.cli.output import note, refuse_without_yes
+from danube_fast.cli.output import note
 
 __all__ = ["app"]
 
@@ -75,7 +75,11 @@ def remove(
     yes: YesOption = False,
 ) -> None:
     """Take an API key back: clients that have signed on with it are sent away."""
-    look_first(ask, yes, "api_key", key_id)
-    refuse_without_yes(yes, f"takes the API key {key_id} back")
-    gone = ask("delete_security", record_kind="api_key", name=key_id)
-    ask.show(gone, f"removed the API key {key_id}")
+    delete_record(
+        ask,
+        yes,
+        "api_key",
+        key_id,
+        effect=f"takes the API key {key_id} back",
+        done="removed the API key",
+    )

@@ -14,9 +14,8 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from danube_fast.errors import AlreadyExists, FailedPrecondition
 from danube_fast.security.policy import Policy
-from danube_fast.security.private_files import write_new
+from danube_fast.security.private_files import make_file
 from danube_fast.security.records import ApiKey
 
 __all__ = [
@@ -65,16 +64,7 @@ def new_api_key() -> NewApiKey:
 
 def write_api_key(path: Path, text: str) -> None:
     """Write an API key to a new file of its owner alone. Raises AlreadyExists, FailedPrecondition."""
-    try:
-        write_new(path, f"{text}\n".encode())
-    except FileExistsError:
-        raise AlreadyExists(
-            f"{path} exists, and is not overwritten: choose another name, or move it away"
-        ) from None
-    except OSError as error:
-        raise FailedPrecondition(
-            f"cannot write {path}: {error.strerror}; make its folder writable for this user"
-        ) from None
+    make_file(path, f"{text}\n".encode(), "file of an API key")
 
 
 def is_api_key(text: str) -> bool:

@@ -11,7 +11,6 @@ no other file may have. Keys are Z85 texts of 32 bytes.
 from __future__ import annotations
 
 import os
-import secrets
 import string
 import tomllib
 from dataclasses import dataclass, field
@@ -19,9 +18,8 @@ from pathlib import Path
 
 import zmq
 
-from danube_fast.durable import sync_directory
-from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from danube_fast.security.private_files import PrivateFile, read_private, write_new
+from danube_fast.errors import AlreadyExists, InvalidArgument
+from danube_fast.security.private_files import PrivateFile, make_file, read_private
 
 __all__ = [
     "KeyPair",
@@ -82,25 +80,8 @@ def write_key_file(path: Path, pair: KeyPair) -> None:
 
     Raises AlreadyExists, FailedPrecondition, InvalidArgument.
     """
-    if not path.name:
-        raise InvalidArgument("the key file has no name; give the path of a file to make")
     text = f'{_HEAD}public = "{pair.public}"\nsecret = "{pair.secret}"\n'
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        write_new(beside, text.encode())
-        try:
-            os.link(beside, path)
-        finally:
-            beside.unlink()
-        sync_directory(path.parent)
-    except FileExistsError:
-        raise AlreadyExists(
-            f"{path} exists, and a key file is never overwritten: choose another name, or move it away"
-        ) from None
-    except OSError as error:
-        raise FailedPrecondition(
-            f"cannot write the key file {path}: {error}; make its folder writable for this user"
-        ) from error
+    make_file(path, text.encode(), "key file")
 
 
 def read_key_file(path: Path) -> KeyPair:

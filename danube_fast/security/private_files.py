@@ -2,20 +2,22 @@
 
     others = what no user but the owner may do with the file: a file that grants it is not read
 
-A new file is written whole and synced before it has its name.
+A file of `make_file` is written whole and synced before it has its name.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from danube_fast.descriptors import open_file
-from danube_fast.errors import FailedPrecondition, InvalidArgument
+from danube_fast.durable import sync_directory
+from danube_fast.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 
-__all__ = ["OWNER_ALONE", "PrivateFile", "read_private", "write_new"]
+__all__ = ["OWNER_ALONE", "PrivateFile", "make_file", "read_private", "write_new"]
 
 OWNER_ALONE = stat.S_IRWXG | stat.S_IRWXO
 """Bits of a mode that a file of its owner alone has not."""
@@ -49,6 +51,31 @@ def write_new(path: Path, content: bytes, mode: int = OWNER_MODE) -> None:
         except BaseException:
             path.unlink()
             raise
+
+
+def make_file(path: Path, content: bytes, noun: str) -> None:
+    """Make a file of its owner alone, durably: first beside its place, then under its name, which no other file may have.
+
+    Raises InvalidArgument for a path without a name, AlreadyExists, FailedPrecondition.
+    """
+    if not path.name:
+        raise InvalidArgument(f"the {noun} has no name; give the path of a file to make")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_new(beside, content)
+        try:
+            os.link(beside, path)
+        finally:
+            beside.unlink()
+        sync_directory(path.parent)
+    except FileExistsError:
+        raise AlreadyExists(
+            f"{path} exists, and a {noun} is never overwritten: choose another name, or move it away"
+        ) from None
+    except OSError as error:
+        raise FailedPrecondition(
+            f"cannot write the {noun} {path}: {error.strerror or error}; make its folder writable for this user"
+        ) from error
 
 
 def read_private(path: Path, kind: PrivateFile) -> bytes:
