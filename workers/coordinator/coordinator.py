@@ -389,19 +389,18 @@ def main() -> int:
     booted = boot()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
-    try:
+
+    def run() -> None:
         coordinator = Coordinator(booted, context)
         booted.freeze_heap()
         coordinator.start()
         coordinator.run()
         coordinator.stop()
-    except DanubeError as error:
-        _log.error("%s", error)  # one sentence is enough: it says what to do
-        booted.set_state(ProcessState.FAILED)
-        return 1
+
+    try:
+        return booted.exit_code_of(run)
     finally:
         context.destroy(linger=0)
-    return 0
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -28,7 +30,7 @@ import msgspec
 from danube_fast.clock import SystemClock
 from danube_fast.config import Settings
 from danube_fast.descriptors import keep_reserve
-from danube_fast.errors import Internal
+from danube_fast.errors import DanubeError, Internal
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import CounterBlock
 from danube_fast.ring.memory import map_fd, signal_eventfd
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from danube_fast.workers.process.mailbox import Mailbox
 
 __all__ = ["Boot", "BootConfig", "boot", "die_with_parent"]
+
+_log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 PIPE_READ_BYTES = 64
@@ -146,6 +150,16 @@ class Boot:
             config.process_index, config.epoch, links, self.doorbell, _ControlPeers(self.control),
             self.clock,
         )  # fmt: skip
+
+    def exit_code_of(self, run: Callable[[], None]) -> int:
+        """Run the process to its end; its exit code, 1 behind an error that says what to do: one sentence is enough."""
+        try:
+            run()
+        except DanubeError as error:
+            _log.error("%s", error)
+            self.set_state(ProcessState.FAILED)
+            return 1
+        return 0
 
     def freeze_heap(self) -> None:
         """Keep the garbage collector from all that exists now, and let it run less often. Call once the

@@ -19,7 +19,7 @@ import zmq
 
 from danube_fast.broker.subscription.consumer import UNREPORTED_MESSAGES, Parting
 from danube_fast.clock import MILLISECOND_NS
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol as p
 from danube_fast.net.allocation import keep_freed_memory
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
@@ -479,19 +479,19 @@ def main() -> int:
     keep_freed_memory()
     booted = boot()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    try:
+
+    def run() -> None:
         worker = ShardWorker(booted, context)
         booted.freeze_heap()
         if booted.settings.pin:
             booted.pin()
         worker.start()
         worker.run()
-    except DanubeError as error:
-        _log.error("%s", error)
-        booted.set_state(ProcessState.FAILED)
-        return 1
-    context.destroy(linger=0)
-    return 0
+
+    code = booted.exit_code_of(run)
+    if not code:
+        context.destroy(linger=0)
+    return code
 
 
 if __name__ == "__main__":

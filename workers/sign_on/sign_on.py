@@ -247,16 +247,14 @@ class _Server(uvicorn.Server):
 def main() -> int:
     """Run as `python -m danube_fast.workers.sign_on.sign_on --boot-fd N`; the exit code."""
     booted = boot()
-    try:
+
+    def run() -> None:
         process = SignOnProcess(booted)
         booted.freeze_heap()
         process.run()
-    except DanubeError as error:
-        _log.error("%s", error)  # one sentence is enough: it says what to do
-        booted.set_state(ProcessState.FAILED)
-        return 1
-    booted.set_state(ProcessState.STOPPED)
-    return 0
+        booted.set_state(ProcessState.STOPPED)
+
+    return booted.exit_code_of(run)
 
 
 if __name__ == "__main__":

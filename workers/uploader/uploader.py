@@ -161,15 +161,13 @@ class Uploader:
 def main() -> int:
     """Run as `python -m danube_fast.workers.uploader.uploader --boot-fd N`; the exit code."""
     booted = boot()
-    try:
+
+    def run() -> None:
         uploader = Uploader(booted)
         uploader.start()
         uploader.run()
-    except DanubeError as error:
-        _log.error("%s", error)  # one sentence is enough: it says what to do
-        booted.set_state(ProcessState.FAILED)
-        return 1
-    return 0
+
+    return booted.exit_code_of(run)
 
 
 if __name__ == "__main__":
