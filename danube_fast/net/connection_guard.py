@@ -23,54 +23,38 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 import zmq
 
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
 from danube_fast.descriptors import descriptor_limit, lowest_free_descriptor
-from danube_fast.net.peer_socket import (
-    UNIX_STEP_BYTES,
-    bytes_received,
-    cookie_of,
-    cut,
-    host_of,
-    unread_bytes,
+from danube_fast.net.guarded_connection import (
+    BACKLOG_BYTES_MAX,
+    BACKLOG_NS_MAX,
+    COPIES,
+    COPIES_BYTES_MAX,
+    FIRST_BYTES_FLOODED,
+    FIRST_BYTES_GROWING,
+    FIRST_BYTES_MAX,
+    GREETING_BYTES,
+    GROWTH_BYTES,
+    GROWTH_BYTES_MAX,
+    SILENT_MAX,
+    SILENT_SHARE,
+    STRANGERS_MIN,
+    STRANGERS_SHARE,
+    UNHEARD_BYTES_MIN,
+    Connection,
+    Limits,
+    Reason,
 )
+from danube_fast.net.peer_socket import cookie_of, cut, host_of
 from danube_fast.net.turns import in_turns
 
-__all__ = ["Connection", "ConnectionGuard", "Limits", "Reason"]
+__all__ = ["ConnectionGuard"]
 
 _log = logging.getLogger(__name__)
 
-KIB, MIB = 1024, 1024 * 1024
-FIRST_BYTES_MAX = 2 * MIB
-"""Most that a connection may send before one message of it is whole. A HELLO has some hundred bytes; what ZeroMQ had queued
-goes before it when a client connects again."""
-FIRST_BYTES_GROWING = 64 * KIB
-"""The same while the process grows, and of any stranger then: many share one process."""
-FIRST_BYTES_FLOODED = 4 * KIB
-"""The same once it has grown by `GROWTH_BYTES_MAX`."""
-GREETING_BYTES = 64
-"""Who has sent no more has not even finished the greeting of ZeroMQ."""
-STRANGERS_MAX = 4096
-"""Connections at most that send nothing."""
-GROWTH_BYTES = 32 * MIB
-"""Growth of the process from which on sessions are looked at."""
-GROWTH_BYTES_MAX = 128 * MIB
-"""Growth during which no message of a session came whole, though it sends, that ends the session; four times
-`Limits.session_bytes` if that is more."""
-COPIES = 3
-"""Bytes of the process for one that is received of honest messages. Parts of a few bytes take far more: 64 each."""
-COPIES_BYTES_MAX = 512 * MIB
-"""Growth at most that is put down to bytes received, in addition to the bound above."""
-UNHEARD_BYTES_MIN = MIB
-"""Who has sent less since its last message is not the cause of that."""
-BACKLOG_NS_MAX = 5 * SECOND_NS
-"""A loop that is behind for longer is no excuse for a stranger."""
-BACKLOG_BYTES_MAX = 256 * MIB
-"""Bytes behind the last message taken that end a session even if the loop is behind; clients have windows below. Twice
-`Limits.session_bytes` if that is more."""
 LOOK_NS = 10 * MILLISECOND_NS
 PAUSE_NS_MIN = 2 * SECOND_NS
 """A look at strangers that comes so late: the process was stopped meanwhile."""
@@ -82,71 +66,11 @@ _CALM_NS = SECOND_NS
 _LOG_NS = 60 * SECOND_NS
 _STOP_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
+_STATM_BYTES_MAX = 128
+CUT_SHARE = 4
+"""One stranger in so many goes at once when no descriptor is left."""
 _EVENT = struct.Struct("=Hi")
 _EVENT_MASK = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-
-
-class Limits(NamedTuple):
-    """Bounds of connections."""
-
-    stranger_ns: int
-    """A connection that is no session by then is cut."""
-    session_bytes: int
-    """Most that a session sends from one whole message to the next: the largest message, and what is on its way."""
-    clients_max: int
-    """Sessions that there may be."""
-
-
-class Reason:
-    """Why a connection was cut."""
-
-    SILENT = "had not said hello in time"
-    BYTES = "had sent too much before hello"
-    CROWD = "were too many without a session"
-    ENDLESS = "sent a message without an end"
-
-
-class Connection:
-    """One connection, by its descriptor."""
-
-    __slots__ = (
-        "accused_ns", "base", "bytes", "cookie", "fd", "heard_ns", "host", "identity", "is_cut", "is_session",
-        "is_tcp", "memory", "received", "since_ns", "spoke",
-    )  # fmt: skip
-
-    def __init__(self, fd: int, cookie: int, now_ns: int) -> None:
-        self.fd, self.cookie, self.since_ns = fd, cookie, now_ns
-        self.identity = b""
-        self.is_tcp = True
-        self.is_session = self.is_cut = False
-        self.spoke = False
-        """A message of it was whole once."""
-        self.bytes = self.base = 0
-        """Received, now and when it was last heard."""
-        self.memory = 0
-        """Of the process, when it was last heard."""
-        self.received = 0
-        """By the process over all connections, when it was last heard."""
-        self.heard_ns = -1
-        self.accused_ns = 0
-        self.host = ""
-
-    def look(self) -> bool:
-        """Read how much has come; False if the connection is gone."""
-        count = bytes_received(self.fd) if self.is_tcp else None
-        if count is None:
-            self.is_tcp = False
-            waiting = unread_bytes(self.fd)
-            if waiting > 0:
-                self.bytes += UNIX_STEP_BYTES
-            return waiting >= 0
-        self.bytes = max(count, self.bytes)
-        return count >= 0
-
-    def rebase(self, heard_ns: int, memory: int, received: int) -> None:
-        """Begin to count anew: a message of it was whole."""
-        self.heard_ns, self.base, self.accused_ns = heard_ns, self.bytes, 0
-        self.memory, self.received = memory, received
 
 
 class ConnectionGuard:
@@ -167,9 +91,9 @@ class ConnectionGuard:
         """Who has sent the last message over a descriptor; written by the loop."""
         self._spoke: set[int] = set()
         """Descriptors over which a message has come since the last look; added to by the loop."""
-        self.cuts: Counter[str] = Counter()
+        self.cuts: Counter[Reason] = Counter()
         """Connections that were cut, by `Reason`."""
-        self._told: Counter[str] = Counter()
+        self._told: Counter[Reason] = Counter()
         self._last_host = ""
         self._logged_ns = -_LOG_NS
         self._next_look_ns = self._next_watch_ns = self._next_sweep_ns = 0
@@ -329,7 +253,7 @@ class ConnectionGuard:
 
     def _weigh(self, now_ns: int) -> None:
         """Read how much memory this process has of its own, and whether that grows."""
-        _, resident, shared, *_ = os.pread(self._statm_fd, 128, 0).split()
+        _, resident, shared, *_ = os.pread(self._statm_fd, _STATM_BYTES_MAX, 0).split()
         self._memory_bytes = memory = (int(resident) - int(shared)) * mmap.PAGESIZE
         if not self._calm_bytes or memory < self._calm_bytes:
             self._calm_bytes = memory
@@ -393,7 +317,7 @@ class ConnectionGuard:
         self._judge(one, unheard > most, unheard > hard, now_ns, drained_ns, Reason.BYTES)
 
     def _judge(
-        self, one: Connection, is_suspect: bool, is_guilty: bool, now_ns: int, drained_ns: int, reason: str
+        self, one: Connection, is_suspect: bool, is_guilty: bool, now_ns: int, drained_ns: int, reason: Reason
     ) -> None:  # fmt: skip
         """Cut who is guilty, and who still is a suspect after the loop has taken all that was whole."""
         if is_guilty or (is_suspect and one.accused_ns and drained_ns > one.accused_ns):
@@ -405,15 +329,18 @@ class ConnectionGuard:
     def _thin_out(self) -> None:
         """Cut strangers if there are too many, or too few descriptors for all who may come."""
         limit, count = descriptor_limit(), len(self._strangers)
-        if count < 16:
+        if count < STRANGERS_MIN:
             return
         sessions = len(self._connections) - count
-        over = count - max(min(limit // 2, self._limits.clients_max - sessions), 16)
+        most = min(limit // STRANGERS_SHARE, self._limits.clients_max - sessions)
+        over = count - max(most, STRANGERS_MIN)
         if lowest_free_descriptor() >= limit:  # ZeroMQ tries to accept without a pause now
-            over = max(over, count // 4, 16)
+            over = max(over, count // CUT_SHARE, STRANGERS_MIN)
         strangers = [one for one in self._strangers.values() if not one.is_cut]
         silent = [one for one in strangers if one.bytes <= GREETING_BYTES]
-        over = max(over, len(silent) - min(limit // 4, STRANGERS_MAX)) - (count - len(strangers))
+        over = max(over, len(silent) - min(limit // SILENT_SHARE, SILENT_MAX)) - (
+            count - len(strangers)
+        )
         if over <= 0:
             return
         for one in strangers:
@@ -483,7 +410,7 @@ class ConnectionGuard:
 
     # ------------------------------------------------------------ cuts
 
-    def _cut(self, one: Connection, reason: str) -> None:
+    def _cut(self, one: Connection, reason: Reason) -> None:
         one.is_cut = True
         one.host = one.host or host_of(one.fd)
         if cut(one.fd, one.cookie):

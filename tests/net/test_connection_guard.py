@@ -14,13 +14,8 @@ import pytest
 import zmq
 
 from danube_fast.clock import MILLISECOND_NS, SystemClock
-from danube_fast.net.connection_guard import (
-    FIRST_BYTES_MAX,
-    Connection,
-    ConnectionGuard,
-    Limits,
-    Reason,
-)
+from danube_fast.net.connection_guard import ConnectionGuard
+from danube_fast.net.guarded_connection import FIRST_BYTES_MAX, Connection, Limits, Reason
 from danube_fast.net.peer_socket import bytes_received, cookie_of, cut, host_of, unread_bytes
 from danube_fast.net.server import Server
 from tests.net.secure_rig import fresh_ipc, wait_for
@@ -214,7 +209,7 @@ def test_a_session_is_asked_for_a_whole_message_before_it_is_cut(
 def test_the_oldest_who_say_nothing_go_first(
     rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("danube_fast.net.connection_guard.STRANGERS_MAX", 20)
+    monkeypatch.setattr("danube_fast.net.connection_guard.SILENT_MAX", 20)
     rig = rigs(stranger_ms=60_000)
     greeted = rig.peer()
     silent = [NullPeer(rig.port) for _ in range(50)]

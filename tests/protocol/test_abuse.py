@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.net.connection_guard import GROWTH_BYTES
+from danube_fast.net.guarded_connection import GROWTH_BYTES
 from danube_fast.security.curve import new_key_pair, read_key_file
 from tests.delivery.test_security import SecuredServer
 from tests.protocol.attacked import Attacker, Honest, memory_watched

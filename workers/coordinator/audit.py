@@ -4,8 +4,8 @@
     denials of this process, of workers  ------> budget of bytes per second ----------> lines
 
 The line that a change begins with is durable before the change is made; meanwhile the loop goes on, for syncs are made in a
-thread. The end of a change and denials are written at once, and durable about a second later. What cannot be written waits, bounded, and goes first when it can. Denials are never a
-reason to refuse anything.
+thread. The end of a change and denials are written at once, and durable about a second later. Lines that cannot be written
+wait, within bounds, and go first when the disk takes them. Denials are never a reason to refuse anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,6 @@ from danube_fast.security.audit import (
     decode_record,
     encode_record,
     fingerprint,
-    shown_address,
-    shown_arguments,
     shown_text,
     shown_time,
 )
@@ -47,7 +45,7 @@ from danube_fast.security.audit_files import (
     start_at,
 )
 from danube_fast.workers.process.boot import Boot
-from danube_fast.workers.process.denials import Denial, Denials
+from danube_fast.workers.process.denials import Denials
 from danube_fast.workers.process.layout import AUDIT
 from danube_fast.workers.process.mailbox import Request
 
@@ -164,26 +162,17 @@ class AuditLog:
     # ---------------------------------------------------------------- what is recorded
 
     def record(
-        self, action: str, *, principal: str = "", proof: str = "", address: str = "", resource: str = "",
-        outcome: str = "ok", request: str = "", arguments: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Record what a part of the broker has done, or, with another outcome than `ok`, has refused. All arguments are
-        shown: pass no secret."""
-        if outcome != "ok":
-            self.denials.note(Denial(action, principal, proof, address, resource, outcome, request))
-            return
-        given = arguments or {}
+        self, action: str, *, principal: str = "", proof: str = "", resource: str = ""
+    ) -> None:
+        """Record what the broker has done by itself."""
         self._put(
             AuditRecord(
                 event="note",
                 principal=principal,
                 proof=fingerprint(proof),
-                address=shown_address(address),
                 action=action,
                 resource=shown_text(resource, NAME_CHARACTERS_MAX),
-                arguments=shown_arguments(given, given.keys()),
-                outcome=outcome,
-                request=request,
+                outcome="ok",
                 process=self._own_name,
             )
         )

@@ -20,8 +20,9 @@ from danube_fast.history.stores.store import ObjectStore
 from danube_fast.metadata.lmdb_store import LmdbStore
 from danube_fast.metadata.seal import SealFile
 from danube_fast.metadata.store import MetadataStore
-from danube_fast.net.connection_guard import ConnectionGuard, Limits
+from danube_fast.net.connection_guard import ConnectionGuard
 from danube_fast.net.greeting import message_bytes_max
+from danube_fast.net.guarded_connection import Limits
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, Server
 from danube_fast.net.session import TOKEN_BYTES
 from danube_fast.security import AllowAll, Authenticator, Authorizer, TrustClaims
