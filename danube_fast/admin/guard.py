@@ -10,6 +10,7 @@ A broker that asks no one (`auth` is `none`) has no guard; its port is on loopba
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -32,7 +33,6 @@ OPEN = frozenset({"/healthz", "/readyz"})
 NEEDS: dict[str, Permission] = {"/metrics": Permission.LOOKUP}
 """Path -> permission on the cluster: metrics name every topic."""
 NEEDS_DETAILS = Permission.LOOKUP
-UNAUTHORIZED, FORBIDDEN, UNAVAILABLE = 401, 403, 503
 RETRY_SECONDS = "5"
 _ASK = {"WWW-Authenticate": 'Bearer realm="danube-fast"'}
 
@@ -84,16 +84,16 @@ def _refusal(guard: Guard, scope: Scope) -> JSONResponse | None:
                 "this path needs an API key (Authorization: Bearer) or a registered client certificate; /healthz and "
                 "/readyz need neither"
             )
-            return _answer(PermissionDenied(text), UNAUTHORIZED, _ASK)
+            return _answer(PermissionDenied(text), HTTPStatus.UNAUTHORIZED, _ASK)
         needed = NEEDS.get(scope["path"])
         if needed is None:
             raise PermissionDenied(f"{principal} may not ask for this path; see docs/security.md")
         guard.authorize(principal, needed)
     except (InvalidArgument, PermissionDenied) as error:
         _note(guard, principal or "", scope)
-        return _answer(error, FORBIDDEN)
+        return _answer(error, HTTPStatus.FORBIDDEN)
     except Unavailable as error:
-        return _answer(error, UNAVAILABLE, {"Retry-After": RETRY_SECONDS})
+        return _answer(error, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": RETRY_SECONDS})
     return None
 
 
@@ -118,7 +118,7 @@ def may_see_details(guard: Guard | None, request: Request) -> bool:
 def _principal(guard: Guard, scope: Scope) -> str | None:
     names = [name for name, _ in scope["headers"]]
     if names.count(b"authorization") > 1:
-        return None  # two who each may be meant
+        return None  # either of two may be meant
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     return guard.principal_of_request(headers, _certificate(scope))
 

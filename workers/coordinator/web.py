@@ -8,12 +8,10 @@ speaks TLS only, and looks once a second whether the certificate's files have ch
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from danube_fast.admin.view import BrokerView, Exposure
@@ -31,7 +29,6 @@ __all__ = ["BrokerView", "WebThread"]
 
 _log = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
 ACCEPTED_AT_ONCE_MAX = 16
 RETRY_SECONDS = 1.0
 STOP_WAIT_SECONDS = 1.0
@@ -52,7 +49,6 @@ class WebThread:
         self._tls: ServerTls | None = None
         view.exposure = self._exposure
         self._server: Any = None
-        self._wake: Callable[[], object] = lambda: None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admin-http", daemon=True)
 
@@ -64,8 +60,7 @@ class WebThread:
         """Ask the thread to end and give it a moment."""
         self._stopped.set()
         if self._server is not None:
-            self._server.should_exit = True
-            self._wake()
+            self._server.end()
             self._thread.join(STOP_WAIT_SECONDS)
 
     def _exposure(self) -> Exposure:
@@ -113,27 +108,17 @@ class WebThread:
         return is_short and not has_begun
 
     def _serve(self) -> None:
-        import asyncio
-
         import uvicorn
 
         from danube_fast.admin.http_api import create_app
         from danube_fast.admin.http_connections import limited_protocol
+        from danube_fast.admin.http_server import HttpServer
 
         tls, clock = self._tls, self._clock
 
-        class Server(uvicorn.Server):
-            """Look at the clock once a second, not ten times: an idle broker should cost nothing."""
-
-            async def main_loop(server) -> None:  # noqa: N805
-                ended = asyncio.Event()
-                loop = asyncio.get_running_loop()
-                self._wake = lambda: loop.call_soon_threadsafe(ended.set)
-                while not await server.on_tick(0):
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(ended.wait(), TICK_SECONDS)
-                    if tls is not None:
-                        tls.refresh(clock.monotonic_ns())
+        def look() -> None:
+            if tls is not None:
+                tls.refresh(clock.monotonic_ns())
 
         config = uvicorn.Config(
             create_app(self._view, self._guard),
@@ -147,6 +132,6 @@ class WebThread:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
-        self._server = Server(config)
+        self._server = HttpServer(config, look)
         if not self._stopped.is_set():
             self._server.run(sockets=[self._socket])

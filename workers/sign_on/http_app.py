@@ -1,14 +1,10 @@
-"""The HTTP application of sign-on: one route, bounded requests, answers in JSON.
-
-POST /v1/sign-on
-Authorization: Bearer <API key or token>       {"public_key": "<40 characters of Z85>"}
-200 {"principal", "expires_seconds", "server_keys"}      else {"code", "text"}
-"""
+"""The HTTP application of sign-on: one route, bounded requests, answers in JSON (`danube_fast/net/sign_on.py`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
@@ -23,56 +19,44 @@ from danube_fast.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from danube_fast.net.sign_on import PATH, Grant, Refusal, SignOnRequest
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.tokens import TOKEN_BYTES_MAX
 
-__all__ = ["PATH", "NotProved", "SignOnAnswer", "create_app"]
+__all__ = ["NotProved", "SignOnService", "create_app"]
 
 _log = logging.getLogger(__name__)
 
-PATH = "/v1/sign-on"
 BODY_BYTES_MAX = 1024
 UNPROVED = (
     "this API key or token is not accepted; get a new one from an administrator, or from its issuer"
 )
 """Said for whatever is wrong with it."""
 _BEARER = b"bearer "
-_OK, _BAD, _UNPROVED, _FORBIDDEN, _MISSING, _METHOD = 200, 400, 401, 403, 404, 405
-_CONFLICT, _TOO_LARGE, _TOO_MANY, _INTERNAL, _UNAVAILABLE = 409, 413, 429, 500, 503
 _STATUS: tuple[tuple[type[DanubeError], int], ...] = (
-    (InvalidArgument, _BAD),
-    (PermissionDenied, _FORBIDDEN),
-    (NotFound, _MISSING),
-    (FailedPrecondition, _CONFLICT),
-    (ResourceExhausted, _TOO_MANY),
-    (Unavailable, _UNAVAILABLE),
+    (InvalidArgument, HTTPStatus.BAD_REQUEST),
+    (PermissionDenied, HTTPStatus.FORBIDDEN),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (FailedPrecondition, HTTPStatus.CONFLICT),
+    (ResourceExhausted, HTTPStatus.TOO_MANY_REQUESTS),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
 )
-_RETRY_SECONDS = {_TOO_MANY: 60, _UNAVAILABLE: 1}
+_RETRY_SECONDS: dict[int, int] = {
+    HTTPStatus.TOO_MANY_REQUESTS: 60,
+    HTTPStatus.SERVICE_UNAVAILABLE: 1,
+}
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-class SignOnAnswer(msgspec.Struct):
-    """Answer to a client that has signed on."""
-
-    principal: str
-    expires_seconds: int
-    server_keys: list[str]
-    """Public keys of the broker, the newest first."""
-
-
-class _Body(msgspec.Struct):
-    public_key: str
 
 
 class NotProved(Exception):
     """A bearer's text that vouches for no one."""
 
 
-class SignOnDesk(Protocol):
-    """Lets clients in."""
+class SignOnService(Protocol):
+    """Signs keys on."""
 
-    async def sign_on(self, text: str, public_key: str, address: str) -> SignOnAnswer:
+    async def sign_on(self, text: str, public_key: str, address: str) -> Grant:
         """Let a key in for what a text vouches for. Raises NotProved, DanubeError."""
 
 
@@ -84,7 +68,9 @@ class _Refused(Exception):
         self.status, self.error = status, error
 
 
-def create_app(desk: SignOnDesk) -> Callable[[dict[str, Any], Receive, Send], Awaitable[None]]:
+def create_app(
+    service: SignOnService,
+) -> Callable[[dict[str, Any], Receive, Send], Awaitable[None]]:
     """Make the application, in terms of ASGI."""
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -93,19 +79,26 @@ def create_app(desk: SignOnDesk) -> Callable[[dict[str, Any], Receive, Send], Aw
         try:
             text, public_key = await _read(scope, receive)
             client = scope.get("client")
-            answer = await desk.sign_on(text, public_key, client[0] if client else "")
+            answer = await service.sign_on(text, public_key, client[0] if client else "")
         except NotProved:
-            await _fail(send, _UNPROVED, PermissionDenied(UNPROVED))
+            await _fail(send, HTTPStatus.UNAUTHORIZED, PermissionDenied(UNPROVED))
         except _Refused as refused:
             await _fail(send, refused.status, refused.error)
         except DanubeError as error:
-            status = next((each for kind, each in _STATUS if isinstance(error, kind)), _INTERNAL)
+            status = next(
+                (each for kind, each in _STATUS if isinstance(error, kind)),
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+            )
             await _fail(send, status, error)
         except Exception:
             _log.exception("a sign-on failed")
-            await _fail(send, _INTERNAL, Internal("sign-on failed; see the broker's log"))
+            await _fail(
+                send,
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                Internal("sign-on failed; see the broker's log"),
+            )
         else:
-            await _send(send, _OK, msgspec.json.encode(answer))
+            await _send(send, HTTPStatus.OK, msgspec.json.encode(answer))
 
     return app
 
@@ -113,39 +106,41 @@ def create_app(desk: SignOnDesk) -> Callable[[dict[str, Any], Receive, Send], Aw
 async def _read(scope: dict[str, Any], receive: Receive) -> tuple[str, str]:
     """Read a request: the bearer's text and the public key. Raises _Refused."""
     if scope["path"] != PATH:
-        raise _Refused(_MISSING, NotFound(f"there is no {scope['path']!a:.100}; POST {PATH}"))
+        raise _Refused(
+            HTTPStatus.NOT_FOUND, NotFound(f"there is no {scope['path']!a:.100}; POST {PATH}")
+        )
     if scope["method"] != "POST":
-        raise _Refused(_METHOD, InvalidArgument(f"POST to {PATH}"))
+        raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, InvalidArgument(f"POST to {PATH}"))
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) != 1 or found[0][: len(_BEARER)].lower() != _BEARER:
         text = "send one header, Authorization: Bearer and an API key or a token"
-        raise _Refused(_UNPROVED, PermissionDenied(text))
+        raise _Refused(HTTPStatus.UNAUTHORIZED, PermissionDenied(text))
     bearer = found[0][len(_BEARER) :].strip()
     if len(bearer) > TOKEN_BYTES_MAX:
         text = f"a token has at most {TOKEN_BYTES_MAX} bytes; let its issuer leave claims out"
-        raise _Refused(_TOO_LARGE, ResourceExhausted(text))
+        raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, ResourceExhausted(text))
     body, is_more = b"", True
     while is_more:
         message = await receive()
         if message["type"] != "http.request":
-            raise _Refused(_BAD, InvalidArgument("the request ended early"))
+            raise _Refused(HTTPStatus.BAD_REQUEST, InvalidArgument("the request ended early"))
         body += message.get("body", b"")
         is_more = message.get("more_body", False)
         if len(body) > BODY_BYTES_MAX:
             text = f"the body has at most {BODY_BYTES_MAX} bytes"
-            raise _Refused(_TOO_LARGE, ResourceExhausted(text))
+            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, ResourceExhausted(text))
     try:
-        public_key = msgspec.json.decode(body, type=_Body).public_key
+        public_key = msgspec.json.decode(body, type=SignOnRequest).public_key
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         public_key = ""
     if not is_public_key(public_key):
         text = 'send {"public_key": "..."} with the 40 characters of a CURVE key in Z85'
-        raise _Refused(_BAD, InvalidArgument(text))
+        raise _Refused(HTTPStatus.BAD_REQUEST, InvalidArgument(text))
     return bearer.decode("latin-1"), public_key
 
 
 async def _fail(send: Send, status: int, error: DanubeError) -> None:
-    body = msgspec.json.encode({"code": type(error).__name__, "text": str(error)})
+    body = msgspec.json.encode(Refusal(type(error).__name__, str(error)))
     await _send(send, status, body)
 
 
@@ -157,7 +152,7 @@ async def _send(send: Send, status: int, body: bytes) -> None:
     ]
     if status in _RETRY_SECONDS:
         headers.append((b"retry-after", b"%d" % _RETRY_SECONDS[status]))
-    if status == _UNPROVED:
+    if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -10,20 +10,20 @@ are in need nothing of it; while it is down no client signs on, and the supervis
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import uvicorn
 
 from danube_fast.admin.http_connections import limited_protocol
+from danube_fast.admin.http_server import HttpServer
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable, error_from_code
+from danube_fast.net.sign_on import Grant
 from danube_fast.ring.control import ProcessState
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.issuers import read_issuers
@@ -36,7 +36,7 @@ from danube_fast.workers.process.denials import Denial, Denials, is_audited
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.process.security_copy import SecurityCopy
 from danube_fast.workers.reports.denials import DenialReports
-from danube_fast.workers.sign_on.http_app import NotProved, SignOnAnswer, create_app
+from danube_fast.workers.sign_on.http_app import NotProved, create_app
 from danube_fast.workers.sign_on.verifier import Verifier
 
 __all__ = ["SignOnProcess", "main"]
@@ -91,7 +91,6 @@ class SignOnProcess:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stopped = asyncio.Event()
         self._loop.add_reader(self._boot.mailbox.fileno(), self._turn)
         caches = self._verifier.caches.values()
         # kept: the loop itself has weak references to tasks
@@ -109,11 +108,11 @@ class SignOnProcess:
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             timeout_graceful_shutdown=1,
         )
-        server = _Server(config, self._stopped)
+        self._server = HttpServer(config)
         listener = socket.socket(fileno=self._boot.config.sign_on_fd)
         self._turn()
         self._boot.set_state(ProcessState.READY)
-        await server.serve([listener])
+        await self._server.serve([listener])
         for task in fetching:
             task.cancel()
         self._loop.remove_reader(self._boot.mailbox.fileno())
@@ -132,7 +131,7 @@ class SignOnProcess:
         if self._loads != self._access.loads:
             self._tell_again()
         if booted.stop_requested:
-            self._stopped.set()
+            self._server.end()
         if booted.mailbox.prepare_sleep():
             self._turns = self._loop.call_later(TICK_SECONDS, self._turn)
         else:
@@ -140,7 +139,7 @@ class SignOnProcess:
 
     # ------------------------------------------------------------ sign-on
 
-    async def sign_on(self, text: str, public_key: str, address: str) -> SignOnAnswer:
+    async def sign_on(self, text: str, public_key: str, address: str) -> Grant:
         """Let a key in for what a text vouches for; `address`: whence it comes. Raises NotProved, DanubeError."""
         access, clock = self._access, self._boot.clock
         if not access.is_fresh:
@@ -163,7 +162,7 @@ class SignOnProcess:
             raise
         left_ns = max(found.expires_ns - clock.wall_ns(), 0)
         self._read_server_keys()
-        return SignOnAnswer(found.principal, left_ns // SECOND_NS, self._server_keys)
+        return Grant(found.principal, left_ns // SECOND_NS, self._server_keys)
 
     async def _add(self, record: SignOn) -> None:
         """Bring a sign-on into force, together with others of this moment. Raises DanubeError."""
@@ -220,28 +219,6 @@ class SignOnProcess:
             if not self._server_keys:
                 raise
             _log.warning("the keys of the broker cannot be read: %s", error)
-
-
-class _Server(uvicorn.Server):
-    """A server that stops when it is told, not by signals, and looks at the clock once in a while."""
-
-    def __init__(self, config: uvicorn.Config, stopped: asyncio.Event) -> None:
-        super().__init__(config)
-        self._stopped = stopped
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-    async def main_loop(self) -> None:
-        """Wait for the stop."""
-        while not await self.on_tick(0):
-            try:
-                await asyncio.wait_for(self._stopped.wait(), TICK_SECONDS)
-            except TimeoutError:
-                continue
-            return
 
 
 def main() -> int:

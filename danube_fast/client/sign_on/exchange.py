@@ -15,6 +15,7 @@ import io
 import socket
 import ssl
 import threading
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,19 +36,24 @@ from danube_fast.errors import (
     PermissionDenied,
     Unavailable,
 )
+from danube_fast.net.sign_on import PATH, Grant, Refusal, SignOnRequest
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.tls import client_context
 
-__all__ = ["Address", "Exchange", "Grant", "Outlook", "SignOnError", "parse_address"]
+__all__ = ["Address", "Exchange", "Outlook", "SignOnError", "parse_address"]
 
-PATH = "/v1/sign-on"
 _HTTPS_PORT = 443
 _PORT_MAX = 65_535
 _TEXT_CHARACTERS_MAX = 300
-_REFUSALS = frozenset({400, 401, 403, 409, 413})
-_CONFLICT = 409
-_BUSY = 429
-_ERRORS_OF_SERVER = 500
+_REFUSALS = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    }
+)
 _DIGITS_MAX = 6
 """Of a Retry-After in seconds."""
 
@@ -106,22 +112,6 @@ def parse_address(text: Any) -> Address:
             "sign_on= is the address of a host alone; write https://HOST:PORT, and pass the token as token="
         )
     return Address(found.hostname, port or _HTTPS_PORT)
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """The answer to a sign-on that was granted."""
-
-    principal: str
-    expires_seconds: int
-    server_keys: list[str]
-    """Public keys of the broker, the newest first."""
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    """The answer to one that was not."""
-
-    code: str = ""
-    text: str = ""
 
 
 class Exchange:
@@ -189,7 +179,7 @@ class Exchange:
         self, context: ssl.SSLContext, token: str, public_key: str, deadline_ns: int
     ) -> tuple[int, str, bytes]:
         """Send the request; status, Retry-After and body of the answer. Raises OSError, HTTPException."""
-        body = msgspec.json.encode({"public_key": public_key})
+        body = msgspec.json.encode(SignOnRequest(public_key))
         host = str(self.address).removeprefix("https://")
         head = (
             f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nAccept: application/json\r\n"
@@ -243,7 +233,7 @@ class Exchange:
 
     def _grant(self, status: int, retry_after: str, body: bytes) -> Grant:
         """Judge an answer. Raises SignOnError."""
-        if status == http.HTTPStatus.OK:
+        if status == HTTPStatus.OK:
             try:
                 grant = msgspec.json.decode(body, type=Grant)
             except (msgspec.DecodeError, UnicodeError):
@@ -254,9 +244,9 @@ class Exchange:
                 raise self._strange()
             return grant
         if status in _REFUSALS:
-            outlook = Outlook.DISPUTED if status == _CONFLICT else Outlook.FINAL
+            outlook = Outlook.DISPUTED if status == HTTPStatus.CONFLICT else Outlook.FINAL
             raise SignOnError(self._refusal(status, body), outlook)
-        if status == _BUSY or status >= _ERRORS_OF_SERVER:
+        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             seconds = (
                 float(retry_after)
                 if retry_after.isdecimal() and len(retry_after) <= _DIGITS_MAX
@@ -282,9 +272,9 @@ class Exchange:
     def _refusal(self, status: int, body: bytes) -> DanubeError:
         """Make the error that the server names; PermissionDenied if it names none."""
         try:
-            said = msgspec.json.decode(body, type=_Refusal)
+            said = msgspec.json.decode(body, type=Refusal)
         except (msgspec.DecodeError, UnicodeError):
-            said = _Refusal()
+            said = Refusal()
         kind = getattr(errors, said.code, None) if said.code in errors.__all__ else None
         if not (isinstance(kind, type) and issubclass(kind, DanubeError)) or status in (401, 403):
             kind = PermissionDenied

@@ -20,7 +20,6 @@ from danube_fast.client.sign_on.bearer import Bearer
 from danube_fast.client.sign_on.exchange import (
     Address,
     Exchange,
-    Grant,
     Outlook,
     SignOnError,
 )
@@ -38,6 +37,7 @@ from danube_fast.client.values.limits import (
 )
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, PermissionDenied
+from danube_fast.net.sign_on import Grant
 from danube_fast.security.curve import KeyPair, new_key_pair
 
 __all__ = ["SignOn"]

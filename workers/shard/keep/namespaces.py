@@ -189,8 +189,9 @@ class Namespaces:
     def is_unknown(self, partition: Partition) -> bool:
         """Whether it is not known yet how much the namespace of a partition keeps: publishers have to wait for that."""
         namespace = self.of(partition)
-        is_bounded = namespace is not None and namespace.quota.namespace_storage_bytes_max
-        return bool(is_bounded and namespace is not None and not namespace.shared.until)
+        if namespace is None or not namespace.quota.namespace_storage_bytes_max:
+            return False
+        return not namespace.shared.until
 
     def full_text(self, partition: Partition) -> str:
         """Say why the kernel refuses a frame for a partition that is open."""

@@ -162,9 +162,8 @@ class Forwarder(PeriodicJob):
     ) -> bool:
         """Pass one frame on; its status goes to `place`. False if no owner is known."""
         owner = self._owners.get(partition_id)
-        if (
-            owner is None or publication.session < 0
-        ):  # passed on by another worker, which looks the owner up again
+        # what another worker has passed on is not passed on again: that worker looks the owner up anew
+        if owner is None or publication.session < 0:
             return False
         publication.pending += 1
 
