@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from danube_fast.cli.context_file import chosen_name, values
-from danube_fast.cli.open_client import open_client
+from danube_fast.cli.contexts.context_file import chosen_name, values
+from danube_fast.cli.contexts.open_client import open_client
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,

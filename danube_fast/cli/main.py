@@ -17,20 +17,19 @@ from danube_fast.cli import (
     completion,
     config,
     consume,
-    context,
     demo,
     doctor,
     health,
     interrupts,
     namespaces,
     produce,
-    security,
     serve,
     status,
     subscriptions,
     topic_messages,
 )
-from danube_fast.cli.context_file import choose, complete_contexts
+from danube_fast.cli.contexts import context
+from danube_fast.cli.contexts.context_file import choose, complete_contexts
 from danube_fast.cli.failures import (
     EXIT_INTERRUPTED,
     EXIT_STDOUT_CLOSED,
@@ -40,6 +39,7 @@ from danube_fast.cli.failures import (
     wants_json,
 )
 from danube_fast.cli.output import StdoutClosed
+from danube_fast.cli.security import commands as security
 from danube_fast.cli.stored import history, spark_writes, wal
 from danube_fast.cli.stored.export import export
 from danube_fast.cli.stored.replay import replay

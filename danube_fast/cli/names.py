@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from danube_fast.cli.context_file import choose, values
-from danube_fast.cli.open_client import open_client
+from danube_fast.cli.contexts.context_file import choose, values
+from danube_fast.cli.contexts.open_client import open_client
 from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.errors import DanubeError
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from danube_fast.checks import check_seconds, parse_amount
-from danube_fast.cli.context_file import value_of
+from danube_fast.cli.contexts.context_file import value_of
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.client.values.arguments import SubscriptionType, Transport

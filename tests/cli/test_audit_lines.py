@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.cli import audit
 from danube_fast.cli.options import OutputForm
+from danube_fast.cli.security import audit
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
 

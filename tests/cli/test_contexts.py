@@ -13,7 +13,7 @@ import pytest
 
 import danube_fast
 from danube_fast.cli import broker as seam
-from danube_fast.cli.context_file import ContextFile, complete_contexts
+from danube_fast.cli.contexts.context_file import ContextFile, complete_contexts
 from danube_fast.errors import NotFound
 from danube_fast.security.curve import new_key_pair
 from tests.cli.conftest import Run

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from danube_fast.cli.context_file import value_of
+from danube_fast.cli.contexts.context_file import value_of
 
 __all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption", "broker_of"]
 

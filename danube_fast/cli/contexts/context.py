@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.context_file import (
+from danube_fast.cli.contexts.context_file import (
     FIELDS,
     NO_CONTEXT,
     BrokerContext,

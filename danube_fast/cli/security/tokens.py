@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.deletions import delete_record
 from danube_fast.cli.options import YesOption, example
 from danube_fast.cli.output import note
+from danube_fast.cli.security.deletions import delete_record
 
 __all__ = ["app"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from danube_fast.cli.context_file import Value
+from danube_fast.cli.contexts.context_file import Value
 
 __all__ = ["open_client"]
 

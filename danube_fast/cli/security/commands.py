@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli import audit, certificates, server_key, tokens
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.context_file import value_of
-from danube_fast.cli.deletions import delete_record
+from danube_fast.cli.contexts.context_file import value_of
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
 from danube_fast.cli.output import print_result, safe_text
-from danube_fast.cli.recover import recover
+from danube_fast.cli.security import audit, certificates, server_key, tokens
+from danube_fast.cli.security.deletions import delete_record
+from danube_fast.cli.security.recover import recover
 from danube_fast.errors import InvalidArgument, NotFound
 
 __all__ = ["app"]

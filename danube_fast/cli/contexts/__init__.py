@@ -1,0 +1,1 @@
+"""Brokers under names: which one a command asks, and how it proves itself there."""
