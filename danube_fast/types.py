@@ -19,6 +19,7 @@ from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "AUDIT_TOPIC",
+    "CLUSTER",
     "REPLY_TOPICS",
     "Dispatch",
     "Durability",
@@ -31,6 +32,8 @@ __all__ = [
     "partition_topic",
 ]
 
+CLUSTER = "cluster"
+"""Text of the scope, and of the resource, that stands for the whole cluster."""
 REPLY_TOPICS = "/system/reply-"
 """Names of reply topics begin so: each belongs to one client."""
 AUDIT_TOPIC = "/system/audit"

@@ -37,7 +37,6 @@ from danube_fast.security.records import (
     key_of,
 )
 from danube_fast.security.scopes import (
-    CLUSTER,
     NAMESPACE_PREFIX,
     SUBJECT_PREFIX,
     SYSTEM_NAMESPACE,
@@ -47,7 +46,7 @@ from danube_fast.security.scopes import (
     parse_scope,
 )
 from danube_fast.security.sign_ons import KEPT_MAX, SignOns
-from danube_fast.types import AUDIT_TOPIC, Permission
+from danube_fast.types import AUDIT_TOPIC, CLUSTER, Permission
 
 __all__ = ["Policy", "PolicyAuthorizer"]
 

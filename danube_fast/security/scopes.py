@@ -16,9 +16,9 @@ import re
 from typing import NamedTuple
 
 from danube_fast.errors import InvalidArgument
+from danube_fast.types import CLUSTER
 
 __all__ = [
-    "CLUSTER",
     "NAMESPACE_PREFIX",
     "SUBJECT_PREFIX",
     "SYSTEM_NAMESPACE",
@@ -28,8 +28,6 @@ __all__ = [
     "parse_scope",
 ]
 
-CLUSTER = "cluster"
-"""Text of the scope, and of the resource, that stands for the whole cluster."""
 NAMESPACE_PREFIX = "namespace:"
 SUBJECT_PREFIX = "subject:"
 SYSTEM_NAMESPACE = "system"

@@ -11,9 +11,9 @@ import pytest
 from danube_fast.clock import SystemClock
 from danube_fast.errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from danube_fast.security.authorizers import SLOW_NS, check_authorizer, load_authorizer
-from danube_fast.security.records import Binding, Principal
+from danube_fast.security.records import BOOTSTRAP, Binding, Principal
 from danube_fast.types import Permission
-from danube_fast.workers.process.access import BOOTSTRAP, Access
+from danube_fast.workers.process.access import Access
 from tests.security.rules import install
 
 P = Permission

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker import admin
-from danube_fast.broker.admin.registry import AdminContext
+from danube_fast.broker.admin.registry import AdminContext, resource_of
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.errors import DanubeError, Internal, PermissionDenied, Unavailable
@@ -161,11 +161,4 @@ class Administration:
 def _resource_of(command: protocol.Admin) -> str:
     """Name what an operation is about, as its rights name it; of one that does not exist nothing."""
     operation = admin.OPERATIONS.get(command.operation)
-    if operation is None:
-        return ""
-    if not operation.resource:
-        return "cluster"
-    value = command.arguments.get(operation.resource)
-    if not isinstance(value, str):
-        return ""
-    return f"namespace:{value}" if operation.resource == "namespace" else value
+    return "" if operation is None else resource_of(operation, command.arguments)

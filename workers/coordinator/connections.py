@@ -18,7 +18,7 @@ from danube_fast.net import protocol
 from danube_fast.net.greeting import Greeter
 from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
-from danube_fast.workers.process.access import BOOTSTRAP
+from danube_fast.security.records import BOOTSTRAP
 from danube_fast.workers.process.commands import Commands
 from danube_fast.workers.process.denials import is_audited
 from danube_fast.workers.process.environment import Environment

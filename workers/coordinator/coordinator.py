@@ -33,6 +33,7 @@ from danube_fast.ring.counters import Counter
 from danube_fast.roles import Owner, Processes
 from danube_fast.security import Authorizer
 from danube_fast.security.curve import load_or_make
+from danube_fast.security.records import BOOTSTRAP
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration
@@ -51,7 +52,6 @@ from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.coordinator.slices import Slices
 from danube_fast.workers.coordinator.uploaders import Uploads
 from danube_fast.workers.coordinator.watches import Watches
-from danube_fast.workers.process.access import BOOTSTRAP
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.denials import Denials, is_audited
 from danube_fast.workers.process.environment import Environment

@@ -10,17 +10,16 @@ from typing import TypeVar
 
 from danube_fast.clock import Clock
 from danube_fast.errors import Unavailable
-from danube_fast.security.api_keys import id_of, verify
+from danube_fast.security import api_keys
 from danube_fast.security.certificates import certificate_dates
 from danube_fast.security.http_proofs import principal_of_request
-from danube_fast.security.records import ApiKey, Principal
-from danube_fast.types import Permission
+from danube_fast.security.records import Principal
+from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.denials import Denial, Denials
 
 __all__ = ["RequestAccess"]
 
-CLUSTER = "cluster"
 ACTION = "http"
 """In the audit log, of a request that was refused."""
 _TRIES = 5
@@ -64,11 +63,8 @@ class RequestAccess:
     def _principal_of_bearer(self, text: str) -> str | None:
         """Return the principal of an API key; None: it is not one, or not any more. A token is for sign-on only."""
         policy = self._access.policy
-        record = policy.get(f"api_key/{id_of(text)}")
-        key = record if isinstance(record, ApiKey) else None
-        if not verify(text, key) or key is None:
-            return None
-        if key.expires_ns and self._clock.wall_ns() >= key.expires_ns:
+        key = api_keys.find(policy, text, self._clock.wall_ns())
+        if key is None:
             return None
         found = policy.get(f"principal/{key.principal}")
         return key.principal if isinstance(found, Principal) and not found.disabled else None

@@ -31,6 +31,7 @@ from danube_fast.security.api_keys import LIVE_KEYS_MAX
 from danube_fast.security.curve import read_key_file
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
+    BOOTSTRAP,
     BUILTIN_ROLES,
     ApiKey,
     Binding,
@@ -42,8 +43,8 @@ from danube_fast.security.records import (
     check_record,
     key_of,
 )
-from danube_fast.types import Permission
-from danube_fast.workers.process.access import BOOTSTRAP, OVERFLOW, Access
+from danube_fast.types import CLUSTER, Permission
+from danube_fast.workers.process.access import OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
 __all__ = ["SecurityDirectory", "is_recovery"]
@@ -135,7 +136,7 @@ class SecurityDirectory:
         return any(
             name is not None
             and name != BOOTSTRAP
-            and self._policy.permits(name, permission, "cluster")
+            and self._policy.permits(name, permission, CLUSTER)
             for name in names
         )
 
@@ -163,7 +164,7 @@ class SecurityDirectory:
                 Principal(name=BOOTSTRAP),
                 Credential(credential=f"curve:{public_key}", principal=BOOTSTRAP, label=BOOTSTRAP),
                 Binding(
-                    binding=BOOTSTRAP, subject=f"user:{BOOTSTRAP}", role="admin", scope="cluster"
+                    binding=BOOTSTRAP, subject=f"user:{BOOTSTRAP}", role="admin", scope=CLUSTER
                 ),
             ]
         )

@@ -20,7 +20,7 @@ from danube_fast.security.records import BOOTSTRAP, Credential
 from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.workers.process.commands import OWN_SESSION
 
-__all__ = ["BOOTSTRAP", "CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
+__all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
 
 CONFIRMED_NS_MAX = 30 * SECOND_NS
 OVERFLOW = "uid:65534"
@@ -120,7 +120,7 @@ class Access:
         if self.principal_of(key) != principal or (claimed is not None and claimed.groups):
             user = proof.partition(":")[2]
             raise PermissionDenied(
-                f"local user {user} is {principal} here, and the key or token of this client stands for others' rights: "
+                f"local user {user} is {principal} here, and the key or token of this client belongs to another user, or brings groups: "
                 "use transport='tcp', or register the local user for the same principal"
             )
 

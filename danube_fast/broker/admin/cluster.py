@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from danube_fast.broker.admin.registry import (
-    RESOURCE_CLUSTER,
     AdminContext,
     Answer,
     operation,
@@ -13,7 +12,7 @@ from danube_fast.broker.admin.registry import (
 from danube_fast.broker.admin.visibility import Visibility, answer_in_slices
 from danube_fast.broker.topics.quota import NO_QUOTA
 from danube_fast.errors import PermissionDenied
-from danube_fast.types import Permission
+from danube_fast.types import CLUSTER, Permission
 
 __all__: list[str] = []
 
@@ -30,7 +29,7 @@ def delete_namespace(context: AdminContext, answer: Answer, *, namespace: str) -
     """Delete a namespace; it must be empty. One with a quota also needs the right to set that: made again, it would have
     none."""
     has_quota = context.topics.namespaces.quota(namespace) != NO_QUOTA
-    if has_quota and not answer.asker.may(Permission.MANAGE_CLUSTER, RESOURCE_CLUSTER):
+    if has_quota and not answer.asker.may(Permission.MANAGE_CLUSTER, CLUSTER):
         raise PermissionDenied(
             f"namespace {namespace} has a quota, and deleting it takes that away; ask an administrator of the broker"
         )

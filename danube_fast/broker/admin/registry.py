@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from danube_fast.checks import in_our_words
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound, PermissionDenied
 from danube_fast.roles import Owner, Processes
-from danube_fast.types import Permission
+from danube_fast.types import CLUSTER, Permission
 
 __all__ = [
     "OPERATIONS",
@@ -32,10 +32,9 @@ __all__ = [
     "ask_owners",
     "check",
     "operation",
+    "resource_of",
     "run",
 ]
-
-RESOURCE_CLUSTER = "cluster"
 
 
 class Asker:
@@ -346,18 +345,20 @@ def check(
     if not operation.is_filtered:
         choose = operation.permission_of
         permission = operation.permission if choose is None else choose(values)
-        authorize(principal, permission, _resource(operation, values))
+        authorize(principal, permission, resource_of(operation, values))
     if operation.more_needed is not None:
         for also, other in operation.more_needed(values):
             authorize(principal, also, other)
     return operation, values
 
 
-def _resource(operation: Operation, values: dict[str, Any]) -> str:
-    """Return what an operation needs its permission on, as `authorize` names it."""
-    value = str(values[operation.resource]) if operation.resource else ""
-    if not operation.resource or (operation.has_optional_resource and not value):
-        return RESOURCE_CLUSTER
+def resource_of(operation: Operation, values: Mapping[str, Any]) -> str:
+    """Name what an operation needs its permission on, as `authorize` does; empty for arguments that do not say."""
+    if not operation.resource:
+        return CLUSTER
+    value = values.get(operation.resource)
+    if not isinstance(value, str):
+        return ""
     return f"namespace:{value}" if operation.resource == "namespace" else value
 
 
