@@ -223,7 +223,11 @@ class RingServer:
         self._epoll = select.epoll()
         self._is_told = False
         """Whether it was logged that another process has the address."""
-        self._open()
+        try:
+            self._open()
+        except Unavailable:
+            self.close()
+            raise
 
     def listen(self) -> None:
         """Listen, unless that is done or another process has the address: any user of the host may take it while the
