@@ -379,6 +379,12 @@ class Partition(Tail):
         """Named ones and readers."""
         return [*self.subscriptions.values(), *self.readers]
 
+    def only_subscription(self) -> Subscription | None:
+        """The named one or reader, if there is exactly one."""
+        if len(self.subscriptions) + len(self.readers) != 1:
+            return None
+        return self.readers[0] if self.readers else next(iter(self.subscriptions.values()))
+
     def dispatch(
         self, read_log: ReadLog, now_ns: int, effects: list[Deliver]
     ) -> list[tuple[Subscription, Gap | DanubeError]]:
@@ -419,10 +425,8 @@ class Partition(Tail):
 
         False: `dispatch` has to look, and nothing was done.
         """
-        if len(self.subscriptions) != 1 or self.readers:
-            return False
-        (subscription,) = self.subscriptions.values()
-        return subscription.pass_on(stored, now_ns, effects)
+        only = self.only_subscription()
+        return only is not None and only.pass_on(stored, now_ns, effects)
 
     def lag(self) -> tuple[int, int]:
         """How far the last subscription with consumers is behind, about, bytes; its next offset."""

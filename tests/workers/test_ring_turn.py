@@ -95,10 +95,12 @@ class TurnScript(Script):
                 self.consumer += 1
                 self.request += 1
                 client = self.draw.randrange(len(CLIENTS))
-                kind = self.draw.choice(("exclusive", "shared", "failover"))
+                kind = self.draw.choice(("exclusive", "shared", "failover", "reader"))
                 name = f"{kind}-{self.draw.randrange(2)}"
                 if kind == "exclusive":  # which of two clients comes first is left open
                     name = f"{kind}-{self.consumer}"
+                elif kind == "reader":
+                    name = ""
                 actions.append(
                     Action(
                         client,
@@ -149,7 +151,9 @@ class TurnSide(Side):
     def _note_subscription(self, action: Action) -> None:
         command = action.command
         if command is not None and command[0] == SUBSCRIBE:
-            self.subscribed.setdefault((action.client, command[2]), (command[4], command[5]))
+            key = action.client, command[2]
+            name = command[5] or f"the reader {key}"  # each reader gets all
+            self.subscribed.setdefault(key, (command[4], name))
 
     def _turn_once(self) -> None:
         if self.serves and self.draw.random() < 0.7:

@@ -22,9 +22,12 @@ from tests.workers.shard_rig import Rig
 
 CREDITS = {
     "exclusive": [(1 << 20, 5), (1 << 20, 3), (1, 1000), (1 << 20, 7)],
+    "reader": [(1 << 20, 5), (1 << 20, 3), (1, 1000), (1 << 20, 7)],
     "shared": [(1 << 20, 5), (1 << 20, 3), (1, 1000), (1 << 20, 7)],
     "failover": [(1000, 100), (1, 1000), (999, 2), (1 << 20, 20)],
 }
+NAMES = {"exclusive": "s", "reader": "", "shared": "s", "failover": "s"}
+"""Of subscriptions; readers have none."""
 
 
 def deliveries(
@@ -37,7 +40,7 @@ def deliveries(
         publishers.append(Publisher(rig, partition))
     client = ring_client(rig)
     for partition in partitions:
-        client.subscribe(partition, kind=kind, consumer_id=partition, credit=0)
+        client.subscribe(partition, NAMES[kind], kind=kind, consumer_id=partition, credit=0)
     client.send(21, 1, 1 << 20, 4 * len(partitions) * messages)
     for publisher in publishers:
         publisher.post(messages=messages)
@@ -70,7 +73,7 @@ def deliveries(
 
 @pytest.mark.parametrize("partitions", [(1,), (1, 2, 3)])
 @pytest.mark.parametrize("messages", [1, 4])
-@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover"])
+@pytest.mark.parametrize("kind", ["exclusive", "reader", "shared", "failover"])
 def test_credit_is_good_for_as_much_as_without_kernels(
     tmp_path: Path, kind: str, messages: int, partitions: tuple[int, ...]
 ) -> None:
@@ -91,7 +94,7 @@ def test_credit_is_good_for_as_much_as_without_kernels(
         assert [sum(step) for step in found[0]] == [sum(step) for step in found[1]]
 
 
-@pytest.mark.parametrize("kind", ["exclusive", "failover", "shared"])
+@pytest.mark.parametrize("kind", ["exclusive", "reader", "failover", "shared"])
 def test_credit_ends_within_a_turn(rigs: Callable[..., Rig], kind: str) -> None:
     """Kernels charge it for each frame: those behind its end are not delivered before there is more."""
     rig = rigs(ipc_endpoint=fresh_endpoint())
@@ -99,7 +102,7 @@ def test_credit_ends_within_a_turn(rigs: Callable[..., Rig], kind: str) -> None:
     publisher = Publisher(rig, 1)
     client = ring_client(rig)
     served = warmed(rig, publisher)
-    client.subscribe(1, kind=kind, credit=0)
+    client.subscribe(1, NAMES[kind], kind=kind, credit=0)
     client.send(21, 1, 1 << 20, 3)
     publisher.post()
     publisher.finish()

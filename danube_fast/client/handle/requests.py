@@ -93,8 +93,11 @@ class ReplyInbox(Inbox):
     def arrived(self, attachment: Attachment, view: FrameView, place: tuple[int, ...]) -> None:
         """Attachment: hand over the replies of a frame."""
         delivery = Delivery(attachment, view, place)
-        for message in delivery.messages(0, delivery.count):
-            self._requests.replied(message)
+        if delivery.count == 1 and delivery.is_dense:
+            self._requests.replied(delivery.only())
+        else:
+            for message in delivery.messages(0, delivery.count):
+                self._requests.replied(message)
         delivery.give_credit_back(delivery.count)
 
     def damaged(self, error: DanubeError) -> None:

@@ -1,7 +1,8 @@
 """Outlets: to whom the next frame of a partition goes, told to the kernels of a turn.
 
 A partition has one if all that its next frame needs is what those kernels do: it becomes visible as soon as it is
-taken, written or synced, and its one subscription, if consumers are attached, hands it out whole to one of them.
+taken, written or synced, and its one subscription or reader, if consumers are attached, hands it out whole to one of
+them.
 Outlets are made right before a turn and taken away right behind it. What kernels have shown is entered then, by the
 same steps as every other frame.
 """
@@ -141,12 +142,11 @@ class Outlets:
         # a frame that was admitted and is not visible yet goes before
         if next_offset != visible or (kind == _OS and partition.strict_end > visible):
             return None
-        subs = partition.subscriptions
-        if not partition.readers and not any(sub.consumers for sub in subs.values()):
+        if not any(sub.consumers for sub in partition.all_subscriptions()):
             return None, [kind, partition.safe_until, 0, 0, 0, 0, 0, 0]
-        if partition.readers or len(subs) != 1:
+        sub = partition.only_subscription()
+        if sub is None:
             return None
-        (sub,) = subs.values()
         consumer = sub.next_taker(visible)
         side = self._side(consumer)
         if consumer is None or not side:
