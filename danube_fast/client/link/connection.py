@@ -379,16 +379,17 @@ class Connection:
         port = self._port
         if type(port) is Port:
             return self._drain_socket(port)
-        count = 0
-        if type(port) is RingPort:
-            port.arms = not lazily
-            if (duplex := port.duplex) is not None:
-                count = self._deliveries.take_all(take_from_rings, duplex.row, self.receivers)
-            if count and lazily and self._deliveries.are_all and port.free_row:
-                self._heard_ns = self.pump.clock.monotonic_ns()
-                return count
+        count, deliveries = 0, self._deliveries
+        rings = port if isinstance(port, RingPort) else None
+        if rings is not None:
+            rings.arms = not lazily
         had_room = port is None or port.has_room
         while port is not None and port is self._port:
+            if rings is not None and (duplex := rings.duplex) is not None:
+                count += deliveries.take_all(take_from_rings, duplex.row, self.receivers)
+                if count and lazily and deliveries.are_all and rings.free_row:
+                    self._heard_ns = self.pump.clock.monotonic_ns()
+                    return count
             head = port.receive_head()
             if head is None:
                 break
