@@ -35,6 +35,7 @@ TRANSPORTS = ("zmq", "shm")
 WIDTH = 170
 OWN_BROKER = (
     "sustained", "ready", "recovery", "idle", "readback", "soak", "delayed", "unacked", "crowd",
+    "auth", "handshakes", "policy", "answers",
     *(name for name in WORKLOADS if name.startswith(("history-", "spark-"))),
 )  # fmt: skip
 """Workloads that start brokers of their own, with settings of their own."""
@@ -117,6 +118,9 @@ def check(choices: Choices, note: Note, emit: Emit) -> bool:
         raise InvalidArgument("--check counts messages; use --messages instead of --seconds")
     prepare(choices, note)
     _note_absent(choices, note)
+    for case in floors.cases_of(choices.changes.get("transport", "zmq")):
+        if not choices.workloads and (reason := case.why_absent()):
+            note(f"{case.what} is left out: {reason}")
     runs = choices.runs or floors.RUNS
     with Rig() as rig:
         measured = floors.check(

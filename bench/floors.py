@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from danube_fast.bench.load.rig import Rig
+from danube_fast.bench.peers.nats import Nats
+from danube_fast.bench.peers.runs import Bench
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.catalog import (
     EVERYWHERE,
@@ -21,15 +23,17 @@ from danube_fast.bench.workloads.catalog import (
     planned,
     require_present,
 )
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = [
     "CASES",
     "LANE_CASES",
+    "NATS",
     "RUNS",
     "Case",
     "Floor",
     "Verdict",
+    "cases_of",
     "check",
     "measure",
     "select",
@@ -38,6 +42,8 @@ __all__ = [
 ]
 
 RUNS = 5
+NATS = Nats()
+"""Runs beside `requests`, where it is present."""
 REFERENCE_BYTES_MAX = 500_000_000
 REST_FROM_BYTES = 50_000_000
 """A run that writes so much waits until a new broker has made its spare segments."""
@@ -71,6 +77,8 @@ class Case(NamedTuple):
     workload: str
     changes: Mapping[str, Any]
     floors: Sequence[Floor]
+    why_absent: Callable[[], str | None] = lambda: None
+    """Why its floors mean nothing on this machine; None if they do."""
 
     def plan(self, **changes: Any) -> Plan:
         """Its plan; a user's choice goes before ours where the workload takes it."""
@@ -89,7 +97,16 @@ def _micros(name: str, floor: float, target: float) -> Floor:
     return Floor(f"{name}_us", floor, target, "us")
 
 
+def _no_nats() -> str | None:
+    """Why nothing can be measured beside NATS here."""
+    return NATS.absence()
+
+
 _SHM = {"transport": "shm"}
+_REQUESTS_CASE = Case(
+    "request and reply at 1,000/s, non_reliable, p50", "requests", {"durability": "non_reliable"},
+    [Floor("vs_nats", 1.0, 0.8, "of a NATS request")], _no_nats,
+)  # fmt: skip
 _HISTORY_CASES = (
     Case(
         "history: upload to file://, 1 KiB, of a bare loop", "history-upload", {},
@@ -130,6 +147,39 @@ _HISTORY_CASES = (
     Case(
         "history: turns beside 8 readers of history", "history-turns", {},
         [Floor("turn_ratio", 1.1, 1.0, "times those of the log, p99")],
+    ),
+)  # fmt: skip
+
+_SECURITY_CASES = (
+    Case(
+        "--auth required, shared memory, os, of auth none", "auth", _SHM,
+        [
+            Floor("rate_ratio", 0.98, 1.0, "of the rate of lists"),
+            Floor("latency_ratio", 0.98, 1.0, "of the speed of publish()"),
+        ],
+    ),
+    Case(
+        "1,000 failing handshakes a second, of quiet", "handshakes", {},
+        [
+            Floor("rate_ratio", 0.8, 1.0, "of 2,000 messages/s one by one"),
+            Floor("lists_ratio", 0.8, 1.0, "of 400,000 messages/s by lists"),
+            Floor("handshakes_per_s", 900, 1000, "failing handshakes/s, or it says little"),
+        ],
+    ),
+    Case(
+        "10,000 principals, 1,000 roles, 100,000 bindings", "policy", {},
+        [
+            Floor("check_p99_us", 20, 5, "us a check, p99"),
+            Floor("load_seconds", 3, 1, "s to load"),
+            Floor("turn_ratio", 1.1, 1.0, "times quiet turns, p99, 20 changes/s"),
+        ],
+    ),
+    Case(
+        "answers about what is forbidden and what is missing, 2,000 each", "answers", {},
+        [
+            Floor(f"{name}_apart", 1.05, 1.0, f"times, medians of {name}")
+            for name in ("lookup", "describe", "watch", "open", "subscribe")
+        ],
     ),
 )  # fmt: skip
 
@@ -191,6 +241,7 @@ CASES = (
         "non_reliable p99 beside a publish() loop", "isolation", {},
         [Floor("p99_ratio", 2.0, 1.3, "times quiet")],
     ),
+    _REQUESTS_CASE,
     Case("ready, kernels compiled before", "ready", {}, [Floor("ready_seconds", 2.0, 1.0, "s")]),
     Case(
         "SIGKILL of all, 200 topics, 5 GB: first read", "recovery", {"log_bytes": 5 * GB},
@@ -241,6 +292,7 @@ CASES = (
         "10,000 topics and subscriptions: start to first message", "crowd", {},
         [Floor("orderly_seconds", 10, 3, "s"), Floor("killed_seconds", 10, 3, "s")],
     ),
+    *_SECURITY_CASES,
     *_HISTORY_CASES,
     *_SPARK_CASES,
     Case(
@@ -303,13 +355,15 @@ LANE_CASES = (
         "publish to consume at 1,000/s, fsync", "latency", {},
         [_micros("p50", 180, 130), _micros("p99", 450, 250)],
     ),
+    *(case for case in _SECURITY_CASES if case.changes == _SHM),
+    _REQUESTS_CASE,
 )  # fmt: skip
 """Those of shared memory; `--transport shm` chooses them."""
 
 _OWN = ("reference", "soak", "delayed")
 """They start what they need by themselves."""
 _COMPARED = ("throughput", "messages", "topics", "fanout")
-_ECHOED = ("publishers", "publish-latency", "latency")
+_ECHOED = ("publishers", "publish-latency", "latency", "requests")
 _TIMES = ("p50_us", "p99_us")
 
 
@@ -332,6 +386,11 @@ def value_of(figures: Figures, name: str) -> float | None:
     return figures.extra.get(name) if value is None else value
 
 
+def cases_of(transport: str) -> Sequence[Case]:
+    """All cases of a transport."""
+    return LANE_CASES if transport == "shm" else CASES
+
+
 def select(names: Sequence[str], transport: str = "zmq") -> list[Case]:
     """Cases of these workloads over that transport; without names all that can run here.
 
@@ -339,7 +398,7 @@ def select(names: Sequence[str], transport: str = "zmq") -> list[Case]:
     """
     for name in names:
         find(name)
-    cases = LANE_CASES if transport == "shm" else CASES
+    cases = cases_of(transport)
     chosen = [case for case in cases if not names or case.workload in names]
     for name in names:
         require_present(name)
@@ -348,7 +407,10 @@ def select(names: Sequence[str], transport: str = "zmq") -> list[Case]:
     if not chosen:
         known = ", ".join(name for name in WORKLOADS if any(c.workload == name for c in cases))
         raise InvalidArgument(f"{', '.join(names)} has no floor; those that have: {known}")
-    return chosen
+    for case in chosen if names else ():
+        if reason := case.why_absent():
+            raise FailedPrecondition(f"{case.what!r} cannot be checked here: {reason}")
+    return [case for case in chosen if not case.why_absent()]
 
 
 def reference_plan(plan: Plan) -> Plan:
@@ -380,10 +442,21 @@ def measure(rig: Rig, plan: Plan) -> Figures:
     figures = WORKLOADS[plan.workload].run(rig, plan)
     for name in () if raw is None else ("messages_per_s",) if raw.p50_us is None else _TIMES:
         figures.extra[f"reference_{name}"] = getattr(raw, name)
+    if plan.workload == "requests" and NATS.absence() is None:
+        _compare_with_nats(rig, plan, figures)
     rate = figures.extra.get("reference_messages_per_s")
     if rate and figures.messages_per_s:
         figures.vs_reference = figures.messages_per_s / rate
     return figures
+
+
+def _compare_with_nats(rig: Rig, plan: Plan, figures: Figures) -> None:
+    """Run the same requests by NATS core, and note how ours compare."""
+    with Bench.of(rig, NATS, NATS.variants[0]) as bench:
+        theirs = bench.run(plan)
+    for name in _TIMES:
+        figures.extra[f"nats_{name}"] = getattr(theirs, name)
+    figures.extra["vs_nats"] = (figures.p50_us or 0.0) / (theirs.p50_us or 1.0)
 
 
 def check(

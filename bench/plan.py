@@ -14,7 +14,9 @@ __all__ = ["LISTS", "NON_RELIABLE", "ONE_BY_ONE", "WARM_SETTINGS", "Figures", "P
 
 LISTS, ONE_BY_ONE = "lists", "one by one"
 """How a client is given its messages."""
-_EACH = ("messages", "topics", "publishers", "publish-latency", "latency", "isolation", "echo")
+_EACH = (
+    "messages", "topics", "publishers", "publish-latency", "latency", "requests", "isolation", "echo",
+)  # fmt: skip
 """Workloads whose producers are given one at a time."""
 
 NON_RELIABLE = "non_reliable"

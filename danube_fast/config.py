@@ -44,6 +44,7 @@ ENVIRONMENT_OTHERS = frozenset(
         "DANUBE_PLAIN_CRC",
         "DANUBE_PLAIN_FRAMES",
         "DANUBE_SERVER_KEY",
+        "DANUBE_SERVER_UID",
         "DANUBE_TEST_RUN",
         "DANUBE_TLS",
         "DANUBE_TOKEN_FILE",
@@ -86,7 +87,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """HOST:PORT where clients sign on by HTTPS with an API key or a token, in a process of its own. Needs `auth`,
     `tls_certificate` and `tls_key`. Empty: there is no sign-on."""
     tokens: str = ""
-    """TOML file of the issuers whose tokens (JWT) `sign_on` takes. Empty: API keys only."""
+    """TOML file of the issuers whose tokens (JWT) `sign_on` takes. Empty: no tokens (JWT) count."""
+    authenticator: str = ""
+    """NAME or NAME:TEXT of an authenticator of another package (entry point group `danube_fast.authenticators`), which
+    `sign_on` asks about secrets that are no API key and no token of `tokens`. Empty: there is none."""
+    authenticator_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.@-]{0,100}\Z")] = ""
+    """Put in front of the names of users and groups that `authenticator` tells, so that it cannot speak for others."""
+    authenticator_unregistered: bool = False
+    """Users that `authenticator` tells need no record: their rights come from bindings of their names and groups."""
     tls_certificate: str = ""
     """PEM file with the certificate of the HTTPS ports, and those between it and its CA. With `tls_key` it gives the admin
     port TLS, and with `auth` the admin port may then be on any address. A changed file is taken within seconds."""
@@ -94,7 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """PEM file with the private key of `tls_certificate`, mode 0600 or 0640, without a password."""
     tls_client_ca: str = ""
     """PEM file with CAs of clients: their certificates may prove who they are on the HTTPS ports, each when it is
-    registered (`danube-fast security keys add --certificate-of`). Empty: clients are asked for none."""
+    registered, or its subject is (`danube-fast security keys add`). Empty: clients are asked for none."""
+    tls_client_crl: str = ""
+    """PEM file with the lists of revoked certificates (CRL) of the CAs in `tls_client_ca`, one for each: a certificate is
+    refused whose CA has none there, or an expired one. A changed file is taken within seconds. Empty: none are revoked."""
     insecure: bool = False
     """`auth` is `none` and the broker listens on other addresses than loopback all the same."""
     audit: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
@@ -104,6 +115,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Size of a file of the audit log; a larger one is closed, and another one begun."""
     audit_files: Annotated[int, Meta(ge=2, le=100_000)] = 16
     """Files of the audit log that are kept; then the oldest goes."""
+    admin_changes_per_second_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
+    """Administrative changes that one user without `manage_cluster` may make where there is an audit log, those of ten
+    seconds at once; one with a record above 1 KiB counts as several. 0: unbounded."""
 
     # log
     segment_bytes: Annotated[int, Meta(ge=64 * KIB, le=16 * GIB, multiple_of=4096)] = 128 * MIB
@@ -164,6 +178,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # sessions
     handshake_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 5000
     """A connection that has not said hello by then is closed."""
+    handshakes_failed_per_second_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
+    """Keys of one address that a process refuses in a second, with `auth`; with more, new connections of the address wait
+    for a second. 0: any number, for brokers behind a proxy of tcp, where all clients have one address."""
     heartbeat_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 500
     """How often clients that consume or publish show life."""
     heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 15_000
@@ -434,14 +451,25 @@ def _check_tls(settings: Settings, sources: Mapping[str, str]) -> None:
         raise InvalidArgument(
             f"tls_client_ca ({sources['tls_client_ca']}) means nothing without TLS; set tls_certificate and tls_key too"
         )
+    if settings.tls_client_crl and not settings.tls_client_ca:
+        raise InvalidArgument(
+            f"tls_client_crl ({sources['tls_client_crl']}) means nothing while clients show no certificates; set "
+            "tls_client_ca too"
+        )
 
 
 def _check_sign_on(settings: Settings, sources: Mapping[str, str]) -> None:
     """Raise InvalidArgument for a sign-on that could not be."""
-    if settings.tokens and not settings.sign_on:
-        raise InvalidArgument(
-            f"tokens ({sources['tokens']}) means nothing without sign_on; set sign_on to HOST:PORT too"
-        )
+    for name, needed, remedy in (
+        ("tokens", "sign_on", "set sign_on to HOST:PORT too"),
+        ("authenticator", "sign_on", "set sign_on to HOST:PORT too"),
+        ("authenticator_prefix", "authenticator", "set authenticator to NAME too"),
+        ("authenticator_unregistered", "authenticator", "set authenticator to NAME too"),
+    ):
+        if getattr(settings, name) and not getattr(settings, needed):
+            raise InvalidArgument(
+                f"{name} ({sources[name]}) means nothing without {needed}; {remedy}"
+            )
     if not settings.sign_on:
         return
     split_address(settings.sign_on, f"sign_on ({sources['sign_on']})")

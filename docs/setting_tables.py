@@ -52,6 +52,7 @@ VARIABLES = (
     ("DANUBE_SIGN_ON", "empty", "Where the command line signs on, `https://HOST:PORT`."),
     ("DANUBE_TOKEN_FILE", "empty", "File (0600) with its API key or token, read for each sign-on."),
     ("DANUBE_TLS", "empty", "File of CAs, or `sha256:` and a fingerprint, for sign-on and `health`."),
+    ("DANUBE_SERVER_UID", "empty", "Local user that the broker runs as, for the command line: `server_uid` of `connect`."),
     ("DANUBE_CONFIG", "empty", "Configuration file of `serve`, as `--config`."),
     ("DANUBE_KERNELS", "empty", "`numba`: each process compiles its kernels by itself."),
     ("DANUBE_MALLOC", "empty", "`default`: leave malloc alone; else freed messages stay mapped."),

@@ -4,6 +4,7 @@
 |---|---|---|
 | `topic` | one topic, or several with commas between them; `topicPattern`: a glob such as `/iot/dev-*` | |
 | `url` | where the broker listens, to flush the topic and to hold its objects | `DANUBE_URL`, else `danube://127.0.0.1:6650` |
+| `server_key`, `key_file`, `sign_on`, `tls`, `token_file`, `server_uid` | the way into a secured broker: keys that are public, paths of files | |
 | `store` | where the history is, if executors reach it by another URL; without `url` only what is there is read | the broker's |
 | `start`, `end` | `earliest`, `latest`, an offset, an RFC 3339 time, `-10m`, or JSON by partition: `{"0": 17}` | all |
 | `columns` | what is read, with commas between: Spark does not tell a source in Python | all |
@@ -22,14 +23,28 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube_fast.checks import check_names
+from danube_fast.client.entry import connect
+from danube_fast.client.values.access import Access
 from danube_fast.client.values.options import Position, checked_position
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import TopicPattern, parse_topic
 
-__all__ = ["COLUMNS", "KAFKA_PREFIX", "HeldPartition", "ReadOptions", "Where", "hint", "kafka_only"]
+if TYPE_CHECKING:
+    from danube_fast.client.client import Client
+
+__all__ = [
+    "COLUMNS",
+    "KAFKA_PREFIX",
+    "HeldPartition",
+    "ReadOptions",
+    "Where",
+    "access_of",
+    "hint",
+    "kafka_only",
+]
 
 MIB = 1024 * 1024
 HOLD_SECONDS = 6 * 3600
@@ -56,6 +71,7 @@ KAFKA_PREFIX = "kafka."
 _NAMES = (
     "topic", "topicPattern", "url", "store", "start", "end", "columns", "holdSeconds", "snapshot",
     "splitBytes", "minPartitions", "maxMessagesPerTrigger", "failOnDataLoss", "pushdown", "path",
+    *Access._fields,
 )  # fmt: skip
 
 Where = Position | dict[int, int]
@@ -81,6 +97,7 @@ class ReadOptions(NamedTuple):
     pattern: str
     """A glob; empty: there is none."""
     url: str | None
+    access: Access
     store: str | None
     start: Where
     end: Where
@@ -112,6 +129,7 @@ class ReadOptions(NamedTuple):
             topics=tuple(dict.fromkeys(topics)),
             pattern=pattern,
             url=values.get("url"),
+            access=access_of(values),
             store=values.get("store"),
             start=_where(values.get("start", "earliest"), "start", topics),
             end=_where(values.get("end", "latest"), "end", topics),
@@ -124,6 +142,15 @@ class ReadOptions(NamedTuple):
             fails_on_loss=_is_true(values, "failOnDataLoss", default="true"),
             takes_filters=_is_true(values, "pushdown", default="false"),
         )
+
+    def connect(self) -> Client:
+        """Return a client of the broker. Raises as `danube_fast.connect`."""
+        return connect(self.url, **self.access.arguments())
+
+
+def access_of(values: Mapping[str, str]) -> Access:
+    """Return the way in that options say. Raises InvalidArgument."""
+    return Access.of(values, lambda name: f"the option {name}")
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from danube_fast.client.client import Client
-from danube_fast.client.entry import connect
 from danube_fast.clock import SystemClock
 from danube_fast.errors import (
     DanubeError,
@@ -149,7 +148,7 @@ def make_plan(options: ReadOptions, bounds: Bounds | None = None) -> Plan:
     if options.url is None and options.store is not None:
         snapshot = snapshot_of_store(options)
     else:
-        with connect(options.url) as client:
+        with options.connect() as client:
             snapshot = snapshot_of_broker(client, options, options.hold_seconds)
     store = open_reading(snapshot.store)
     limited = [limited_range(store, each, options) for each in snapshot.ranges]

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from danube_fast.client.entry import connect
 from danube_fast.errors import InvalidArgument
 from danube_fast.spark.options import COLUMNS, HeldPartition, ReadOptions
 from danube_fast.spark.plan import held_snapshot, limited_range, open_reading
@@ -47,7 +46,7 @@ def statement(
     """Make the data frame of a statement that names topics in quotes behind `from` and `join`. What it reads is flushed
     and held until the end of the block.
 
-    `options`: of each read, such as `url`, `start` and `end`; `once`: the frame will serve one query, once, so that
+    `options`: of each read, such as `url`, `key_file`, `start` and `end`; `once`: the frame will serve one query, once, so that
     filters may choose what is read (decision 35). Raises InvalidArgument if the statement names no topic, what Spark
     raises for one that is wrong, and what the broker and the store raise.
 
@@ -96,7 +95,7 @@ def _held(given: Mapping[str, str], topics: Sequence[str]) -> Iterator[dict[str,
     options = ReadOptions.parse({**given, "topic": ",".join(topics)})
     with contextlib.ExitStack() as at_end:
         is_alone = options.url is None and options.store is not None
-        client = None if is_alone else at_end.enter_context(connect(options.url))
+        client = None if is_alone else at_end.enter_context(options.connect())
         snapshot = at_end.enter_context(held_snapshot(options, client))
         store = open_reading(snapshot.store)
         known: dict[str, list[HeldPartition]] = {topic: [] for topic in topics}

@@ -28,7 +28,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from danube_fast.client.client import Client
-from danube_fast.client.entry import connect
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DanubeError, DataLoss
 from danube_fast.spark.options import ReadOptions
@@ -191,7 +190,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark ends this process by a signal: `stop` runs then, too
             with contextlib.suppress(ValueError):  # it is not the main thread
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-            self._client = connect(self._options.url)
+            self._client = self._options.connect()
         try:
             snapshot = snapshot_of_broker(self._client, self._options, hold_seconds)
         except DanubeError:

@@ -165,6 +165,8 @@ class Broker:
         self.is_warm = False
         """Its log has been through so much that segments are used again."""
         self.workers = workers
+        self.access: dict[str, Any] = {}
+        """By what clients of a secured one come in: options of `connect`."""
         self.data_dir = folder / "data"
         self.ready: dict[str, Any] = {"url": url}
         self.ready_seconds = 0.0
@@ -214,7 +216,7 @@ class Broker:
     def client(self) -> danube_fast.Client:
         """A connection for questions about the broker."""
         if self._client is None:
-            self._client = danube_fast.connect(self.url, name="bench")
+            self._client = danube_fast.connect(self.url, name="bench", **self.access)
         return self._client
 
     def rest(self, seconds: float = REST_SECONDS_MAX) -> None:

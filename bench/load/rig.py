@@ -70,12 +70,15 @@ class Rig:
     ) -> Iterator[Broker]:
         """A broker for one run alone, with `settings` other than the defaults. Raises FailedPrecondition if another one was given."""
         self.leave_broker(what)
-        broker = Broker(self.folder, workers, settings=settings)
+        folder = Path(tempfile.mkdtemp(prefix="broker-", dir=self.folder))
         try:
-            yield broker
+            broker = Broker(folder, workers, settings=settings)
+            try:
+                yield broker
+            finally:
+                broker.stop()
         finally:
-            broker.stop()
-            shutil.rmtree(broker.data_dir, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:

@@ -45,8 +45,9 @@ def open_payloads(options: dict[str, Any]) -> Payloads:
 def open_client(options: dict[str, Any]) -> danube_fast.Client:
     """A client, connected as the run asks for."""
     return danube_fast.connect(
-        options["url"], transport=options["transport"], timeout=30, spin_us=options["spin_us"]
-    )
+        options["url"], transport=options["transport"], timeout=30, spin_us=options["spin_us"],
+        **options.get("access", {}),
+    )  # fmt: skip
 
 
 def produce_lists(link: Link, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     harness                                     two members, each a process of its own
     absence()   what is missing here            open_receiver(options)   connected and subscribed
     start()     a server, or nothing            open_sender(options)     connected
+                                                open_responder, open_requester: where requests are measured
 
 A file in this folder holds one system: an `Adapter`, its `Sender` and its `Receiver`. Clients of other
 systems are imported inside functions, so that a program without them can still look at this list.
@@ -21,19 +22,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from danube_fast.bench.load.requests import After, Before
 from danube_fast.bench.peers.server import Server
 from danube_fast.bench.plan import ONE_BY_ONE
+from danube_fast.errors import Internal
 
-__all__ = ["WINDOW_BYTES", "Adapter", "Before", "Receiver", "Sender", "Take", "Variant"]
-__all__ += ["find_program", "has_module", "window_messages"]
+__all__ = ["STREAMS", "WINDOW_BYTES", "Adapter", "After", "Before", "Receiver", "Requester"]
+__all__ += ["Responder", "Sender", "Take", "Variant"]
+__all__ += ["find_program", "has_module", "topic_names", "window_messages"]
 
 WINDOW_BYTES = 16 * 1024 * 1024
 """What a producer may have on its way, where a client lets us say so: a danube-fast producer's window."""
 
+STREAMS = ("throughput", "latency")
+"""The workloads that every adapter has."""
+
 Take = Callable[[list[Any]], bool]
 """Hands over payloads in the order in which they came; whether more are wanted."""
-Before = Callable[[int], None]
-"""Waits until message `number` is due and notes the time; the send follows at once."""
 
 
 class Variant(NamedTuple):
@@ -47,8 +52,8 @@ class Variant(NamedTuple):
     """Whether the system may drop messages by its own rules."""
     options: dict[str, Any] = {}
     """For `start`, and for both members."""
-    workloads: tuple[str, ...] = ("throughput", "latency")
-    """Those in which it differs from a variant above it."""
+    workloads: tuple[str, ...] = STREAMS
+    """Those that the adapter has, and in which it differs from a variant above it."""
     client: str = ONE_BY_ONE
     """Whether its client takes lists, or one message at a time."""
 
@@ -72,9 +77,37 @@ class Sender(ABC):
 class Receiver(ABC):
     """The consuming end, in a member; subscribed once it is made."""
 
+    last_topic: int = 0
+    """Which of the topics the last payload came from that `take` was given: its place in `topic_names`."""
+
     @abstractmethod
     def receive(self, take: Take, silence_seconds: float) -> None:
         """Give `take` a `bytes` object of each message; until it wants no more, or nothing comes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class Requester(ABC):
+    """The end that asks, in a member; connected to a responder."""
+
+    @abstractmethod
+    def request_each(self, payloads: Sequence[bytes], before: Before, after: After) -> None:
+        """One request after `before(number)`; its reply goes to `after` before the next one is sent.
+        Raises what the client raises if no reply comes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class Responder(ABC):
+    """The end that replies, in a member; ready for requests once it is made."""
+
+    @abstractmethod
+    def reply_each(self, reply_to: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> None:
+        """Reply to each request; until `is_over()`, which is asked every LOOK_SECONDS."""
 
     @abstractmethod
     def close(self) -> None:
@@ -106,11 +139,27 @@ class Adapter(ABC):
     @abstractmethod
     def open_sender(self, options: dict[str, Any]) -> Sender:
         """Connected. `options`: the variant's, `address` (without a server a free one), `folder`, `topic`,
-        `message_bytes`, `messages`."""
+        `topics` (their number), `message_bytes`, `messages`. Message i goes to topic i modulo their number."""
 
     @abstractmethod
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """Connected, subscribed. It is opened before the sender."""
+
+    def open_requester(self, options: dict[str, Any]) -> Requester:
+        """Connected, of a system that has the workload `requests`. Raises Internal of another one."""
+        raise Internal(f"{self.name} has no adapter for requests")
+
+    def open_responder(self, options: dict[str, Any]) -> Responder:
+        """The other end. It is opened before the requester. Raises Internal like that."""
+        raise Internal(f"{self.name} has no adapter for requests")
+
+
+def topic_names(options: dict[str, Any], separator: str) -> list[str]:
+    """The topics of a run by name; the one topic of most runs has no number."""
+    topic: str = options["topic"]
+    if options["topics"] == 1:
+        return [topic]
+    return [f"{topic}{separator}{index}" for index in range(options["topics"])]
 
 
 def window_messages(message_bytes: int) -> int:

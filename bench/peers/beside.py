@@ -24,7 +24,7 @@ from danube_fast.bench import harness
 from danube_fast.bench.command import TRANSPORTS, WIDTH, Choices, Emit, Note, prepare
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.peers import catalog
-from danube_fast.bench.peers.adapter import Adapter, Variant
+from danube_fast.bench.peers.adapter import STREAMS, Adapter, Variant
 from danube_fast.bench.peers.runs import Bench, sized
 from danube_fast.bench.peers.table import Row, fastest, joined, label, markdown, print_rows
 from danube_fast.bench.plan import NON_RELIABLE, Figures, Plan
@@ -36,10 +36,14 @@ from danube_fast.errors import DanubeError, InvalidArgument
 
 __all__ = ["WORKLOADS_COMPARED", "beside"]
 
-WORKLOADS_COMPARED = ("throughput", "latency")
+WORKLOADS_COMPARED = (*STREAMS, "topics", "requests")
+RATES = ("throughput", "topics")
+"""Those as fast as it goes, which a pace does not concern."""
 FASTEST = "fastest"
 """Marks the place of a table with a row or two of each system."""
-TAKES = frozenset({"transport", "durability", "message_bytes", "messages", "seconds", "rate"})
+TAKES = frozenset(
+    {"transport", "durability", "message_bytes", "messages", "seconds", "rate", "topics"}
+)
 DURABILITIES = (NON_RELIABLE, "memory", "os", "fsync")
 SECONDS = 5.0
 """How long a row takes, unless told; rates differ a thousandfold, so a number of messages will not do."""
@@ -58,11 +62,15 @@ class _Entrant(NamedTuple):
 
 
 def _plans(choices: Choices) -> list[Plan]:
-    names = choices.workloads or list(WORKLOADS_COMPARED)
+    names = choices.workloads or list(STREAMS)
     others = [name for name in names if name not in WORKLOADS_COMPARED]
     if others:
         raise InvalidArgument(
-            f"--peers compares {' and '.join(WORKLOADS_COMPARED)}, not {', '.join(others)}"
+            f"--peers compares {', '.join(WORKLOADS_COMPARED)}; leave out {', '.join(others)}"
+        )
+    if (choices.pages or choices.plot) and not set(names) <= set(STREAMS):
+        raise InvalidArgument(
+            f"--page and --plot show {' and '.join(STREAMS)} alone; leave the others out"
         )
     taken = sorted(set(choices.changes) - TAKES)
     if taken:
@@ -74,7 +82,7 @@ def _plans(choices: Choices) -> list[Plan]:
     plans = []
     for name in names:
         changes = dict(choices.changes)
-        if name == "throughput":
+        if name in RATES:
             changes.pop("rate", None)  # the pace is that of `latency`
         plans += harness.plans([name], changes)
     return plans
@@ -123,6 +131,13 @@ def _peers(rig: Rig, plans: Sequence[Plan], names: Sequence[str]) -> Iterator[_E
             if own:
                 what = f"{variant.system}, {variant.durability}"
                 yield _Entrant(what, own, opening(adapter, variant))
+
+
+def _lacking(name: str, plans: Sequence[Plan]) -> str | None:
+    """That a system has no adapter for any of these workloads; None: it has for some."""
+    known = {workload for x in catalog.find(name).variants for workload in x.workloads}
+    wanted = [plan.workload for plan in plans]
+    return None if known & set(wanted) else f"it has no adapter for {' and '.join(wanted)}"
 
 
 class _Rounds:
@@ -178,7 +193,7 @@ def beside(choices: Choices, note: Note, emit: Emit) -> bool:
     prepare(choices, note)
     for page in choices.pages:
         replaced(page.read_text(), _marker(page), "")  # before an hour of measuring
-    reasons = {name: catalog.absence(name) for name in names}
+    reasons = {name: _lacking(name, plans) or catalog.absence(name) for name in names}
     absent = {name: reason for name, reason in reasons.items() if reason is not None}
     for name, reason in absent.items():
         note(f"absent: {name}: {reason}")

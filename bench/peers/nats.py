@@ -1,6 +1,8 @@
 """NATS: core (at most once, nothing kept) and JetStream (a stream on disk or in memory), by nats-py.
 
     core        publish(); a PING after each list, whose PONG says that the server has read it all
+    topics      a subject for each, one subscription with a wildcard
+    requests    request() and respond(), core
     JetStream   publish_async() with a window of futures, one ack of the server for each message;
                 a push consumer that acks the last message of what has come (ack policy: all)
 
@@ -12,21 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import itertools
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from danube_fast.bench.load.requests import LOOK_SECONDS, REPLY_SECONDS
 from danube_fast.bench.peers.adapter import (
+    STREAMS,
     WINDOW_BYTES,
     Adapter,
+    After,
     Before,
     Receiver,
+    Requester,
+    Responder,
     Sender,
     Take,
     Variant,
     find_program,
     has_module,
+    topic_names,
     window_messages,
 )
 from danube_fast.bench.peers.server import HOST, Server, start_server
@@ -51,6 +60,7 @@ class _Client:
     def __init__(self, options: dict[str, Any]) -> None:
         import nats
 
+        self.subjects = topic_names(options, ".")
         self.subject = options["topic"]
         self.options = options
         self.loop = asyncio.new_event_loop()
@@ -81,10 +91,10 @@ class _CoreSender(Sender):
         self._link.run(self._send_lists(lists))
 
     async def _send_lists(self, lists: Sequence[list[bytes]]) -> None:
-        client, subject = self._link.client, self._link.subject
+        client, subjects = self._link.client, itertools.cycle(self._link.subjects)
         publish = client.publish
         for one in lists:
-            for payload in one:
+            for payload, subject in zip(one, subjects, strict=False):
                 await publish(subject, payload)
             await client.flush(CALL_SECONDS)
 
@@ -118,9 +128,10 @@ class _StreamSender(Sender):
         self._link.run(self._send_lists(lists))
 
     async def _send_lists(self, lists: Sequence[list[bytes]]) -> None:
-        publish, subject, note = self._stream.publish_async, self._link.subject, self._note
+        publish, note = self._stream.publish_async, self._note
+        subjects = itertools.cycle(self._link.subjects)
         for one in lists:
-            for payload in one:
+            for payload, subject in zip(one, subjects, strict=False):
                 (await publish(subject, payload)).add_done_callback(note)
             if self._failures:
                 break
@@ -152,10 +163,14 @@ class _Receiver(Receiver):
         self._came = 0
         self._done = asyncio.Event()
         self._is_stream = options["is_stream"]
-        self._link.run(self._subscribe())
+        subjects = self._link.subjects
+        self._place = {subject: index for index, subject in enumerate(subjects)}
+        self._link.run(
+            self._subscribe(subjects[0] if len(subjects) == 1 else f"{options['topic']}.*")
+        )
 
-    async def _subscribe(self) -> None:
-        client, subject = self._link.client, self._link.subject
+    async def _subscribe(self, subject: str) -> None:
+        client, name = self._link.client, self._link.subject
         limits = {"pending_msgs_limit": UNLIMITED, "pending_bytes_limit": UNLIMITED}
         if not self._is_stream:
             self._subscription = await client.subscribe(subject, cb=self._on_message, **limits)
@@ -165,11 +180,11 @@ class _Receiver(Receiver):
 
         stream = client.jetstream()
         await stream.add_stream(
-            name=subject, subjects=[subject], storage=StorageType(self._link.options["storage"])
+            name=name, subjects=[subject], storage=StorageType(self._link.options["storage"])
         )
         window = window_messages(self._link.options["message_bytes"])
         self._subscription = await stream.subscribe(
-            subject, stream=subject, durable=GROUP, cb=self._on_message, manual_ack=True,
+            subject, stream=name, durable=GROUP, cb=self._on_message, manual_ack=True,
             config=ConsumerConfig(ack_policy=AckPolicy.ALL, max_ack_pending=window), **limits,
         )  # fmt: skip
 
@@ -179,6 +194,7 @@ class _Receiver(Receiver):
             return
         some, self._waiting = self._waiting, []
         self._came += len(some)
+        self.last_topic = self._place[message.subject]
         if self._take is not None and not self._take(some):
             self._done.set()
         if self._is_stream:
@@ -203,6 +219,49 @@ class _Receiver(Receiver):
         self._link.close()
 
 
+class _Requester(Requester):
+    """request() with the client's one subscription for all replies."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._link = _Client(options)
+
+    def request_each(self, payloads: Sequence[bytes], before: Before, after: After) -> None:
+        self._link.run(self._request_each(payloads, before, after))
+
+    async def _request_each(self, payloads: Sequence[bytes], before: Before, after: After) -> None:
+        request, subject = self._link.client.request, self._link.subject
+        for number, payload in enumerate(payloads):
+            before(number)
+            after((await request(subject, payload, timeout=REPLY_SECONDS)).data)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class _Responder(Responder):
+    """A subscription with a callback."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._link = _Client(options)
+        self._reply_to: Callable[[bytes], bytes] = bytes
+        self._link.run(self._subscribe())
+
+    async def _subscribe(self) -> None:
+        await self._link.client.subscribe(self._link.subject, cb=self._on_request)
+        await self._link.client.flush(CALL_SECONDS)
+
+    async def _on_request(self, message: Any) -> None:
+        await message.respond(self._reply_to(message.data))
+
+    def reply_each(self, reply_to: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> None:
+        self._reply_to = reply_to
+        while not is_over():
+            self._link.run(asyncio.sleep(LOOK_SECONDS))
+
+    def close(self) -> None:
+        self._link.close()
+
+
 class Nats(Adapter):
     """nats-server by nats-py."""
 
@@ -210,19 +269,20 @@ class Nats(Adapter):
     variants = (
         Variant(
             "nats core", "none: in memory until delivered, at most once", TRANSPORT, True,
-            {"is_stream": False},
+            {"is_stream": False}, (*STREAMS, "topics", "requests"),
         ),
         Variant(
             "nats jetstream", "memory storage, acked", TRANSPORT, False,
-            {"is_stream": True, "storage": "memory"},
+            {"is_stream": True, "storage": "memory"}, (*STREAMS, "topics"),
         ),
         Variant(
             "nats jetstream", "file, acked from the page cache, fsync every 2 min (default)",
-            TRANSPORT, False, {"is_stream": True, "storage": "file"},
+            TRANSPORT, False, {"is_stream": True, "storage": "file"}, (*STREAMS, "topics"),
         ),
         Variant(
             "nats jetstream", "file, fsync of each message before its ack (sync_interval: always)",
             TRANSPORT, False, {"is_stream": True, "storage": "file", "sync_interval": "always"},
+            (*STREAMS, "topics"),
         ),
     )  # fmt: skip
 
@@ -266,3 +326,11 @@ class Nats(Adapter):
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """A subscription; for JetStream on a new stream."""
         return _Receiver(options)
+
+    def open_requester(self, options: dict[str, Any]) -> Requester:
+        """Core."""
+        return _Requester(options)
+
+    def open_responder(self, options: dict[str, Any]) -> Responder:
+        """Core."""
+        return _Responder(options)

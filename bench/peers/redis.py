@@ -2,6 +2,7 @@
 
     pub/sub   PUBLISH in pipelines; to whoever listens just now, nothing is kept
     streams   XADD in pipelines; XREADGROUP of many, one XACK for all of them
+    topics    a channel or a stream for each; one SUBSCRIBE or XREADGROUP names them all
 
 The server closes a subscriber that lags by 32 MB; that limit is lifted here, so that rates are compared
 and not limits. It rewrites no append-only file during a run.
@@ -10,12 +11,14 @@ and not limits. It rewrites no append-only file during a run.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from danube_fast.bench.peers.adapter import (
+    STREAMS,
     Adapter,
     Before,
     Receiver,
@@ -24,6 +27,7 @@ from danube_fast.bench.peers.adapter import (
     Variant,
     find_program,
     has_module,
+    topic_names,
 )
 from danube_fast.bench.peers.server import HOST, Server, start_server
 from danube_fast.bench.plan import LISTS
@@ -39,33 +43,49 @@ CALL_SECONDS = 60.0
 
 
 def _connect(options: dict[str, Any], timeout: float | None = CALL_SECONDS) -> Any:
+    """A client that connects once: after a second connection messages may be missing or doubled."""
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
     host, _, port = options["address"].partition(":")
-    return redis.Redis(host=host, port=int(port), socket_timeout=timeout)
+    once = Retry(NoBackoff(), 0)
+    return redis.Redis(host=host, port=int(port), socket_timeout=timeout, retry=once)
+
+
+def _places(options: dict[str, Any]) -> dict[bytes, int]:
+    """Each topic of a run with its place among them."""
+    return {topic.encode(): index for index, topic in enumerate(topic_names(options, ":"))}
+
+
+def _streams(answer: Any) -> list[tuple[bytes, Any]]:
+    """The entries of each stream in an answer of RESP2 or RESP3."""
+    if isinstance(answer, list):
+        return [(topic, entries) for topic, entries in answer]
+    return [(topic, entries[0]) for topic, entries in answer.items()]
 
 
 class _Sender(Sender):
     def __init__(self, options: dict[str, Any]) -> None:
         self._client = _connect(options)
         self._client.ping()
-        self._topic = options["topic"]
+        self._topics = topic_names(options, ":")
         self._is_stream = options["is_stream"]
 
     def send_lists(self, lists: Sequence[list[bytes]]) -> None:
-        topic = self._topic
+        topics = itertools.cycle(self._topics)
         for one in lists:
             pipeline = self._client.pipeline(transaction=False)
             if self._is_stream:
-                for payload in one:
+                for payload, topic in zip(one, topics, strict=False):
                     pipeline.xadd(topic, {FIELD: payload})
             else:
-                for payload in one:
+                for payload, topic in zip(one, topics, strict=False):
                     pipeline.publish(topic, payload)
             pipeline.execute()
 
     def send_each(self, payloads: Sequence[bytes], before: Before) -> None:
-        topic = self._topic
+        topic = self._topics[0]
         if self._is_stream:
             add = self._client.xadd
             for number, payload in enumerate(payloads):
@@ -85,21 +105,23 @@ class _Subscriber(Receiver):
     def __init__(self, options: dict[str, Any]) -> None:
         self._client = _connect(options)
         self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
-        self._subscription.subscribe(options["topic"])
-        self._subscription.get_message(timeout=CALL_SECONDS)  # the confirmation
+        self._place = _places(options)
+        self._subscription.subscribe(*self._place)
+        for _ in self._place:
+            self._subscription.get_message(timeout=CALL_SECONDS)  # the confirmation
 
     def receive(self, take: Take, silence_seconds: float) -> None:
-        get = self._subscription.get_message
+        get, can_read = self._subscription.get_message, self._subscription.connection.can_read
         message = get(timeout=silence_seconds)
         while message is not None:
-            some: list[bytes] = []
-            while message is not None and len(some) < RECEIVED_MAX:
+            some = [message["data"]]
+            while len(some) < RECEIVED_MAX and can_read(0):
+                message = get(timeout=silence_seconds)  # half of it may be on its way yet
                 some.append(message["data"])
-                message = get(timeout=0.0)
+            self.last_topic = self._place[message["channel"]]
             if not take(some):
                 return
-            if message is None:
-                message = get(timeout=silence_seconds)
+            message = get(timeout=silence_seconds)
 
     def close(self) -> None:
         self._subscription.close()
@@ -109,21 +131,28 @@ class _Subscriber(Receiver):
 class _StreamReader(Receiver):
     def __init__(self, options: dict[str, Any]) -> None:
         self._client = _connect(options)
-        self._topic = options["topic"]
-        self._client.xgroup_create(self._topic, GROUP, id="0", mkstream=True)
+        self._place = _places(options)
+        pipeline = self._client.pipeline(transaction=False)
+        for topic in self._place:
+            pipeline.xgroup_create(topic, GROUP, id="0", mkstream=True)
+        pipeline.execute()
 
     def receive(self, take: Take, silence_seconds: float) -> None:
-        client, topic, block = self._client, self._topic, int(silence_seconds * 1000)
-        field = FIELD.encode()
+        client, block, field = self._client, int(silence_seconds * 1000), FIELD.encode()
+        wanted = dict.fromkeys(self._place, ">")
+        count = max(1, RECEIVED_MAX // len(wanted))
         while True:
-            answer = client.xreadgroup(
-                GROUP, CONSUMER, {topic: ">"}, count=RECEIVED_MAX, block=block
-            )
+            answer = client.xreadgroup(GROUP, CONSUMER, wanted, count=count, block=block)
             if not answer:
                 return
-            entries = answer[0][1] if isinstance(answer, list) else answer[topic.encode()][0]
-            wants_more = take([fields[field] for _, fields in entries])
-            client.xack(topic, GROUP, *[number for number, _ in entries])
+            some: list[bytes] = []
+            acks = client.pipeline(transaction=False)
+            for topic, entries in _streams(answer):
+                some += [fields[field] for _, fields in entries]
+                acks.xack(topic, GROUP, *[number for number, _ in entries])
+            self.last_topic = self._place[topic]
+            wants_more = take(some)
+            acks.execute()
             if not wants_more:
                 return
 
@@ -138,7 +167,8 @@ def _stream(durability: str, **settings: str) -> Variant:
         TRANSPORT,
         False,
         {"is_stream": True, "settings": settings},
-        client=LISTS,
+        (*STREAMS, "topics"),
+        LISTS,
     )
 
 
@@ -149,7 +179,7 @@ class Redis(Adapter):
     variants = (
         Variant(
             "redis pub/sub", "none: to those who listen, at most once", TRANSPORT, True,
-            {"is_stream": False, "settings": {}}, client=LISTS,
+            {"is_stream": False, "settings": {}}, (*STREAMS, "topics"), LISTS,
         ),
         _stream("memory (appendonly no)", appendonly="no"),
         _stream("AOF, fsync left to the kernel (appendfsync no)", appendonly="yes", appendfsync="no"),

@@ -1,7 +1,9 @@
 """The two members of a run, the same for every other system: what is timed, what is compared.
 
     throughput   lists cut before the clock starts; the rate counts from the first send to the last receive
+    topics       the same over many topics in turn; each in order, and the last message of what has come on its topic
     latency      one message at each due time, until the system has it; arrival: a `bytes` object is there
+    requests     one request at each due time and back to back (bench/load/requests.py)
 
 Every byte of every message is compared by the verifier that danube-fast is measured with.
 """
@@ -17,12 +19,13 @@ import numpy as np
 from danube_fast.bench.load.member import Link
 from danube_fast.bench.load.pacer import Pacer
 from danube_fast.bench.load.payloads import NUMBER_BYTES, Payloads
+from danube_fast.bench.load.requests import ask_twice, reply_to
 from danube_fast.bench.load.verify import Verifier
 from danube_fast.bench.peers.adapter import Adapter, Receiver
 from danube_fast.bench.peers.catalog import find
 from danube_fast.errors import DanubeError, Unavailable
 
-__all__ = ["consume", "consume_paced", "produce", "produce_paced"]
+__all__ = ["ask", "consume", "consume_paced", "produce", "produce_paced", "reply"]
 
 SILENCE_SECONDS = {True: 5.0, False: 30.0}
 """May lose or not -> a consumer ends after hearing nothing for so long."""
@@ -64,6 +67,31 @@ def consume_paced(link: Link, options: dict[str, Any]) -> None:
     _guarded(link, options, _consume_paced)
 
 
+def ask(link: Link, options: dict[str, Any]) -> None:
+    """Requests at a pace and back to back."""
+    _guarded(link, options, _ask)
+
+
+def reply(link: Link, options: dict[str, Any]) -> None:
+    """A reply to each request, until told to stop."""
+    _guarded(link, options, _reply)
+
+
+def _ask(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    with closing(adapter.open_requester(options)) as requester:
+        ask_twice(link, options, requester.request_each)
+
+
+def _reply(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    with closing(adapter.open_responder(options)) as responder:
+        link.ready()
+        cpu = time.process_time()
+        responder.reply_each(reply_to, link.has_order)
+        link.hear()
+        link.say({"cpu": time.process_time() - cpu})
+        link.hear()
+
+
 def _produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     lists = _payloads(options).lists()
     with closing(adapter.open_sender(options)) as sender:
@@ -103,21 +131,27 @@ def _after(receiver: Receiver, verifier: Verifier) -> None:
     receiver.receive(more, AFTER_SECONDS)
 
 
+def _number(payload: Any) -> int:
+    """Which message a payload opens with."""
+    return int.from_bytes((payload or b"")[:NUMBER_BYTES], "little")
+
+
 def _faults(verifier: Verifier) -> dict[str, int]:
     return {name: getattr(verifier, name) for name in ("lost", "duplicated", "corrupted")}
 
 
 def _consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
-    verifier = Verifier(_payloads(options), 1)
-    wanted: int = options["messages"]
-    last_ns = 0
+    topics, wanted = options["topics"], options["messages"]
+    verifier = Verifier(_payloads(options), topics)
+    last_ns = misplaced = 0
     with closing(adapter.open_receiver(options)) as receiver:
 
         def take(received: list[Any]) -> bool:
-            nonlocal last_ns
+            nonlocal last_ns, misplaced
             verifier.take(received)
             last_ns = time.monotonic_ns()
-            return verifier.received < wanted
+            misplaced += receiver.last_topic != _number(received[-1]) % topics
+            return bool(verifier.received < wanted)
 
         link.ready()
         cpu = time.process_time()
@@ -125,7 +159,9 @@ def _consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
         cpu = time.process_time() - cpu
         received = verifier.received
         _after(receiver, verifier)
-        link.say({"ended_ns": last_ns, "cpu": cpu, "received": received} | _faults(verifier))
+        faults = _faults(verifier)
+        faults["corrupted"] += misplaced
+        link.say({"ended_ns": last_ns, "cpu": cpu, "received": received} | faults)
         link.hear()
 
 
@@ -150,7 +186,7 @@ def _consume_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> Non
         _after(receiver, verifier)
         times = np.zeros(payloads.count, np.int64)
         for payload, arrived_ns in zip(received, arrived, strict=True):
-            number = int.from_bytes((payload or b"")[:NUMBER_BYTES], "little")
+            number = _number(payload)
             if number < payloads.count:
                 times[number] = arrived_ns
         link.say({"arrived": times, "cpu": cpu, "faults": _faults(verifier)})

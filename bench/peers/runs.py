@@ -16,6 +16,7 @@ from danube_fast.bench.peers.adapter import WINDOW_BYTES, Adapter, Variant
 from danube_fast.bench.peers.server import HOST, Server, free_port
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.latency import set_latencies
+from danube_fast.bench.workloads.requests import converse, set_requests
 from danube_fast.errors import Internal
 
 __all__ = ["MESSAGES_MAX", "Bench", "sized"]
@@ -59,20 +60,22 @@ class Bench:
                 server.stop()
 
     def run(self, plan: Plan) -> Figures:
-        """One run of `throughput` or `latency`. Raises what a member failed with."""
+        """One run of a workload that the variant has. Raises what a member failed with."""
         options = self._variant.options | {
             "peer": self._adapter.name,
             "address": self._server.address if self._server else f"{HOST}:{free_port()}",
             "folder": str(self._rig.folder),
             "topic": f"bench-{os.getpid()}-{secrets.token_hex(8)}",
+            "topics": plan.topics,
             "is_lossy": self._variant.is_lossy,
             "message_bytes": plan.message_bytes,
             "messages": plan.messages,
             "rate": plan.rate,
             "fd": self._rig.payloads(plan.messages, plan.message_bytes),
         }
+        run = self._run_requests if plan.workload == "requests" else self._run
         try:
-            return self._run(plan, options)
+            return run(plan, options)
         finally:
             self._adapter.sweep(options["topic"])
 
@@ -84,22 +87,49 @@ class Bench:
                 member = crew.start(name, f"{_HERE}:{name}{suffix}", options, [options["fd"]])
                 member.hear()
                 members.append(member)
-            used = self._server.cpu_seconds() if self._server else 0.0
+            used = self._used()
             for member in members:
                 member.tell("go")
             received, sent = hear_all(members)
-            figures = self._figures(plan, sent, received)
-            if self._server is not None:
-                figures.broker_cpu_s = self._server.cpu_seconds() - used
-                figures.broker_rss_mb = self._server.resident_mb()
+            figures = self._charged(self._figures(plan, sent, received), used)
             for member in members:
                 member.tell("bye")
         return figures
 
-    def _figures(self, plan: Plan, sent: dict[str, Any], received: dict[str, Any]) -> Figures:
+    def _run_requests(self, plan: Plan, options: dict[str, Any]) -> Figures:
+        with self._rig.crew() as crew:
+            responder = crew.start("responder", f"{_HERE}:reply", options)
+            responder.hear()
+            responder.tell("go")
+            requester = crew.start("requester", f"{_HERE}:ask", options, [options["fd"]])
+            requester.hear()
+            used = self._used()
+            asked, replied = converse(responder, requester)
+            figures = self._charged(self._blank(plan), used)
+            set_requests(figures, plan, asked, replied)
+            for member in crew.members:
+                member.tell("bye")
+        return figures
+
+    def _used(self) -> float:
+        """Processor time of the server up to now."""
+        return self._server.cpu_seconds() if self._server else 0.0
+
+    def _charged(self, figures: Figures, used: float) -> Figures:
+        """With what a run has cost the server since `used`."""
+        if self._server is not None:
+            figures.broker_cpu_s = self._server.cpu_seconds() - used
+            figures.broker_rss_mb = self._server.resident_mb()
+        return figures
+
+    def _blank(self, plan: Plan) -> Figures:
         figures = blank(plan)
         figures.system, figures.version = self._variant.system, self._version
         figures.transport, figures.durability = self._variant.transport, self._variant.durability
+        return figures
+
+    def _figures(self, plan: Plan, sent: dict[str, Any], received: dict[str, Any]) -> Figures:
+        figures = self._blank(plan)
         figures.client_cpu_s = sent["cpu"] + received["cpu"]
         if plan.workload == "latency":
             set_latencies(figures, plan, sent["times"], received["arrived"])

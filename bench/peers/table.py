@@ -12,7 +12,7 @@ from rich.table import Table
 
 from danube_fast.bench.plan import NON_RELIABLE, ONE_BY_ONE, Figures
 from danube_fast.bench.reporting.pages import note_text
-from danube_fast.bench.reporting.report import amount
+from danube_fast.bench.reporting.report import amount, extra_text
 
 __all__ = ["OWN_DURABILITY", "Row", "fastest", "joined", "label", "markdown", "print_rows"]
 
@@ -154,12 +154,16 @@ def print_rows(console: Console, found: Sequence[Figures], absent: Mapping[str, 
             amount(f.p99_us), *faults,
         )  # fmt: skip
     console.print(table)
+    for f in found:
+        if extra := extra_text(f):
+            console.print(f"{_named(f)} ({_durability(f)}), {f.workload}: {extra}", soft_wrap=True)
     for name, reason in absent.items():
         console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     sizes = sorted({f.message_bytes for f in found if f.message_bytes})
     console.print(
         f"Messages of {', '.join(f'{size:,}' for size in sizes)} B; rates from the first send to the "
-        "last receive, latencies from the actual send; every byte compared. What is not alike "
-        "between these systems: docs/peers.md",
+        "last receive, latencies from the actual send; of requests the rate is that of those back to back, "
+        "latencies are those at a pace until the reply; every byte compared. What is not alike between these "
+        "systems: docs/peers.md",
         style="dim", soft_wrap=True,
     )  # fmt: skip

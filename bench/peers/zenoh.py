@@ -2,26 +2,35 @@
 
 put() of each message with congestion control `block`: a full queue holds the publisher back instead of
 dropping. The client gathers small messages into larger writes by itself; there is no call for a list.
+Of many topics each has a publisher of its own, and one subscriber has them all by a wildcard. Requests go
+from a querier to a queryable.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from danube_fast.bench.load.requests import LOOK_SECONDS, REPLY_SECONDS
 from danube_fast.bench.peers.adapter import (
+    STREAMS,
     Adapter,
+    After,
     Before,
     Receiver,
+    Requester,
+    Responder,
     Sender,
     Take,
     Variant,
     has_module,
+    topic_names,
 )
 from danube_fast.bench.peers.server import Server
 from danube_fast.errors import DeadlineExceeded
@@ -48,30 +57,39 @@ def _open(options: dict[str, Any], side: str) -> Any:
     return zenoh.open(config)
 
 
+def _wait_for_match(declared: Any) -> None:
+    """Until a publisher or a querier knows the other side."""
+    deadline = time.monotonic() + MATCH_SECONDS
+    while not declared.matching_status.matching:
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded("the two Zenoh peers did not find each other")
+        time.sleep(MATCH_STEP_SECONDS)
+
+
 class _Sender(Sender):
     def __init__(self, options: dict[str, Any]) -> None:
         import zenoh
 
         self._session = _open(options, "connect")
-        self._publisher = self._session.declare_publisher(
-            f"bench/{options['topic']}",
-            congestion_control=zenoh.CongestionControl.BLOCK,
-            reliability=zenoh.Reliability.RELIABLE,
-        )
-        deadline = time.monotonic() + MATCH_SECONDS
-        while not self._publisher.matching_status.matching:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded("the two Zenoh peers did not find each other")
-            time.sleep(MATCH_STEP_SECONDS)
+        self._publishers = [
+            self._session.declare_publisher(
+                f"bench/{topic}",
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                reliability=zenoh.Reliability.RELIABLE,
+            )
+            for topic in topic_names(options, "/")
+        ]
+        for publisher in self._publishers:
+            _wait_for_match(publisher)
 
     def send_lists(self, lists: Sequence[list[bytes]]) -> None:
-        put = self._publisher.put
+        puts = itertools.cycle([publisher.put for publisher in self._publishers])
         for one in lists:
-            for payload in one:
+            for payload, put in zip(one, puts, strict=False):
                 put(payload)
 
     def send_each(self, payloads: Sequence[bytes], before: Before) -> None:
-        put = self._publisher.put
+        put = self._publishers[0].put
         for number, payload in enumerate(payloads):
             before(number)
             put(payload)
@@ -85,26 +103,77 @@ class _Receiver(Receiver):
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._session = _open(options, "listen")
-        self._came: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        put = self._came.put
+        self._came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        keys = [f"bench/{topic}" for topic in topic_names(options, "/")]
+        self._place = {key: index for index, key in enumerate(keys)}
         self._subscriber = self._session.declare_subscriber(
-            f"bench/{options['topic']}", lambda sample: put(sample.payload.to_bytes())
+            keys[0] if len(keys) == 1 else f"bench/{options['topic']}/*", self._came.put
         )
 
     def receive(self, take: Take, silence_seconds: float) -> None:
         get, get_now = self._came.get, self._came.get_nowait
         while True:
             try:
-                some = [get(timeout=silence_seconds)]
+                sample = get(timeout=silence_seconds)
             except queue.Empty:
                 return
+            some = [sample.payload.to_bytes()]
             try:
                 while len(some) < RECEIVED_MAX:
-                    some.append(get_now())
+                    sample = get_now()
+                    some.append(sample.payload.to_bytes())
             except queue.Empty:
                 pass
+            self.last_topic = self._place[str(sample.key_expr)]
             if not take(some):
                 return
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _Requester(Requester):
+    """A querier; the first reply is handed on without waiting for the query's end."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import zenoh
+
+        self._session = _open(options, "connect")
+        self._querier = self._session.declare_querier(
+            f"bench/{options['topic']}",
+            consolidation=zenoh.ConsolidationMode.NONE,
+            congestion_control=zenoh.CongestionControl.BLOCK,
+            timeout=REPLY_SECONDS,
+        )
+        _wait_for_match(self._querier)
+
+    def request_each(self, payloads: Sequence[bytes], before: Before, after: After) -> None:
+        get = self._querier.get
+        for number, payload in enumerate(payloads):
+            before(number)
+            after(get(payload=payload).recv().ok.payload.to_bytes())
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _Responder(Responder):
+    """A queryable; its callback runs in a thread of the client."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._session = _open(options, "listen")
+        self._key = f"bench/{options['topic']}"
+        self._reply_to: Callable[[bytes], bytes] = bytes
+        self._queryable = self._session.declare_queryable(self._key, self._on_query)
+
+    def _on_query(self, query: Any) -> None:
+        with query:
+            query.reply(self._key, self._reply_to(query.payload.to_bytes()))
+
+    def reply_each(self, reply_to: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> None:
+        self._reply_to = reply_to
+        while not is_over():
+            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         self._session.close()
@@ -114,7 +183,12 @@ class Zenoh(Adapter):
     """Two peers by eclipse-zenoh."""
 
     name = "zenoh"
-    variants = (Variant("zenoh peers", "none: two sessions, no router, no acks", "tcp", False),)
+    variants = (
+        Variant(
+            "zenoh peers", "none: two sessions, no router, no acks", "tcp", False,
+            workloads=(*STREAMS, "topics", "requests"),
+        ),
+    )  # fmt: skip
 
     def absence(self) -> str | None:
         """The client; there is no server."""
@@ -135,3 +209,11 @@ class Zenoh(Adapter):
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """A session that listens."""
         return _Receiver(options)
+
+    def open_requester(self, options: dict[str, Any]) -> Requester:
+        """A session that connects."""
+        return _Requester(options)
+
+    def open_responder(self, options: dict[str, Any]) -> Responder:
+        """A session that listens."""
+        return _Responder(options)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from danube_fast.bench.load.rig import Rig
+from danube_fast.bench.load.zmtp import why_no_sodium
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads import (
     crowd,
@@ -17,6 +18,7 @@ from danube_fast.bench.workloads import (
     promotion,
     rates,
     reference,
+    requests,
     share,
     soak,
     standing,
@@ -25,12 +27,14 @@ from danube_fast.bench.workloads import (
 )
 from danube_fast.bench.workloads.history import offset, publish, reads, turns, upload
 from danube_fast.bench.workloads.history.stores import why_no_seaweed
+from danube_fast.bench.workloads.security import answers, auth, handshakes, policy
 from danube_fast.bench.workloads.spark import exporting, scan
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["EVERYWHERE", "WORKLOADS", "Workload", "find", "planned"]
 __all__ += ["require_present"]
 
+REQUESTS_MIN = 2
 GB = 1_000_000_000
 
 
@@ -53,6 +57,7 @@ _STREAM = frozenset(
 )
 _SHARE = frozenset({"durability", "message_bytes", "messages", "consumers"})
 _HISTORY = frozenset({"message_bytes", "messages"})
+_SECURED = frozenset({"durability", "message_bytes", "messages"})
 _PACED = frozenset({"durability", "message_bytes", "messages", "seconds", "rate"})
 
 WORKLOADS: dict[str, Workload] = {
@@ -134,10 +139,37 @@ WORKLOADS: dict[str, Workload] = {
         "publish() at a pace, until receive() has it",
         latency.run_latency, {"messages": 5_000, "rate": 1000.0}, _PACED,
     ),
+    "requests": Workload(
+        "request() until its reply: half of them at a pace, the others back to back",
+        requests.run_requests, {"messages": 10_000, "rate": 1000.0}, _PACED,
+    ),
     "isolation": Workload(
         "non_reliable latency while a neighbour publishes in a loop, against quiet",
         latency.run_isolation,
         {"messages": 5_000, "rate": 1000.0, "durability": "non_reliable"}, _PACED,
+    ),
+    "auth": Workload(
+        "lists and publish() on a broker with --auth required, in turns with one without",
+        auth.run_auth,
+        {"messages": 2_000_000, "durability": "os", "transport": "shm", "warm": True}, _SECURED,
+    ),
+    "handshakes": Workload(
+        "honest clients while a thousand handshakes a second fail, against quiet",
+        handshakes.run_handshakes,
+        {"messages": 800_000, "rate": 2000.0, "durability": "os"}, _SECURED | {"rate"}, why_no_sodium,
+    ),
+    "policy": Workload(
+        "100,000 bindings: checks, loading, a worker's turns while bindings change",
+        policy.run_policy,
+        {
+            "messages": 400_000, "rate": 200_000.0, "clients": 200, "durability": "os",
+            "transport": "shm",
+        },
+        _SECURED | {"rate", "clients"},
+    ),
+    "answers": Workload(
+        "times of answers about what is forbidden beside what is missing, for a user without rights",
+        answers.run_answers, {"messages": 2000}, frozenset({"messages"}),
     ),
     "ready": Workload(
         "serve --workers 2 until its ready line", standing.run_ready, {}, frozenset()
@@ -244,4 +276,8 @@ def planned(name: str, **changes: Any) -> Plan:
     plan = Plan(workload=name, **{**workload.defaults, **changes})
     if plan.clients < plan.producers and name in ("publishers", "echo"):
         raise InvalidArgument("--clients must be at least --producers: each process holds some")
+    if name == "requests" and plan.messages < REQUESTS_MIN:
+        raise InvalidArgument(
+            f"--messages must be at least {REQUESTS_MIN}: half of the requests go back to back"
+        )
     return plan

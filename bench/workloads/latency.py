@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-import danube_fast
 from danube_fast.bench.load.member import Link
 from danube_fast.bench.load.pacer import Pacer
 from danube_fast.bench.load.payloads import NUMBER_BYTES, Payloads
 from danube_fast.bench.load.processes import Broker, Crew, Member, hear_all
 from danube_fast.bench.load.rig import Rig, blank, charge
+from danube_fast.bench.load.streams import open_client
 from danube_fast.bench.load.verify import Verifier
 from danube_fast.bench.plan import Figures, Plan
 from danube_fast.bench.workloads.rates import set_percentiles
@@ -34,7 +34,6 @@ __all__ += ["run_isolation", "run_latency", "run_publish_latency", "set_latencie
 _HERE = "danube_fast.bench.workloads.latency"
 WARM_UP_SECONDS = 0.2
 SILENCE_SECONDS = 30.0
-CONNECT_SECONDS = 30.0
 TOPICS_TRIED_MAX = 64
 
 
@@ -46,12 +45,7 @@ def publish_paced(link: Link, options: dict[str, Any]) -> None:
     prepared = Payloads(options["fd"], options["message_bytes"]).cut()
     times = np.zeros((3, len(prepared)), np.int64)
     with (
-        danube_fast.connect(
-            options["url"],
-            transport=options["transport"],
-            spin_us=options["spin_us"],
-            timeout=CONNECT_SECONDS,
-        ) as client,
+        open_client(options) as client,
         client.producer(options["topics"][0], **options["topic_options"]) as producer,
     ):
         pacer = Pacer(options["rate"])
@@ -73,12 +67,7 @@ def consume_paced(link: Link, options: dict[str, Any]) -> None:
     received: list[bytes | None] = []
     arrived: list[int] = []
     with (
-        danube_fast.connect(
-            options["url"],
-            transport=options["transport"],
-            spin_us=options["spin_us"],
-            timeout=CONNECT_SECONDS,
-        ) as client,
+        open_client(options) as client,
         client.consumer(
             options["topics"], subscription="bench", initial_position="earliest"
         ) as consumer,
@@ -109,14 +98,7 @@ def publish_in_a_loop(link: Link, options: dict[str, Any]) -> None:
     """publish() as fast as the acks come, until the next order; reports how many."""
     payload = bytes(options["message_bytes"])
     with ExitStack() as stack:
-        client = stack.enter_context(
-            danube_fast.connect(
-                options["url"],
-                transport=options["transport"],
-                spin_us=options["spin_us"],
-                timeout=CONNECT_SECONDS,
-            )
-        )
+        client = stack.enter_context(open_client(options))
         producer = stack.enter_context(client.producer(options["noise_topic"], durability="fsync"))
         link.ready()
         count, began = 0, time.monotonic()
@@ -131,8 +113,9 @@ def publish_in_a_loop(link: Link, options: dict[str, Any]) -> None:
 
 
 def _options(rig: Rig, plan: Plan, topic: str) -> dict[str, Any]:
+    broker = rig.broker(plan)
     return {
-        "url": rig.broker(plan).url,
+        "url": broker.url,
         "transport": plan.transport,
         "spin_us": plan.spin_us,
         "topic_options": plan.topic_options,

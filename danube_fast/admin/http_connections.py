@@ -3,32 +3,37 @@
     accepted --TLS handshake--> waits for a request --> answers --> waits ...
              HANDSHAKES_MAX     CONNECTIONS_MAX: then the oldest of the busiest address is closed for a new one
 
-Each step must be done in REQUEST_SECONDS. Connections that stay in their handshake close none that are further.
+Each step of the client must be done in REQUEST_SECONDS; the work of the application takes none of it. Connections that
+stay in their handshake close none that are further.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:  # an admin port without TLS has no use for it
+    from danube_fast.security.tls import ServerTls
 
 __all__ = ["CONNECTIONS_MAX", "HANDSHAKES_MAX", "REQUEST_SECONDS", "limited_protocol", "source_of"]
 
 REQUEST_SECONDS = 10.0
 """A handshake must be made, a request sent, and its answer read, each in this time."""
 CONNECTIONS_MAX = 32
-"""That wait for a request, or for the reading of its answer."""
+"""That have ended their handshake."""
 HANDSHAKES_MAX = 64
 """Connections that have not ended their handshake."""
 _NETWORK_BYTES = 8
 
 
 class _Waiting:
-    """Connections that wait for their peer: so many, for so long.
+    """Connections in one stage: so many, each waits for its peer for so long.
 
     Too many: the oldest of the address that has most of them is closed, so a crowd of one host closes its own.
     """
@@ -49,6 +54,12 @@ class _Waiting:
         if len(self._timers) > self._most:
             source = max(self._counts, key=self._counts.__getitem__)
             next(each for each in self._timers if each.source == source).give_up()
+
+    def pause(self, connection: Any) -> None:
+        """Wait for as long as it takes: not the peer is awaited."""
+        timer = self._timers.get(connection)
+        if timer is not None:
+            timer.cancel()
 
     def discard(self, connection: Any) -> None:
         """Wait no more."""
@@ -75,10 +86,10 @@ def source_of(transport: Any) -> str:
 
 
 def limited_protocol(
-    context: ssl.SSLContext | None = None, connections_max: int = CONNECTIONS_MAX,
+    tls: ServerTls | None = None, connections_max: int = CONNECTIONS_MAX,
     handshakes_max: int = HANDSHAKES_MAX,
 ) -> type[Any]:  # fmt: skip
-    """Make the protocol of one port for uvicorn; with a context it speaks TLS only.
+    """Make the protocol of one port for uvicorn; with `tls` it speaks TLS only.
 
     The state of a request has `peer_certificate`: the client's certificate in DER, verified, or None.
     """
@@ -86,15 +97,15 @@ def limited_protocol(
 
     class Connection(_Connection):
         def __init__(self, **options: Any) -> None:
-            super().__init__(waiting, **options)
+            super().__init__(waiting, tls, **options)
 
-    if context is None:
+    if tls is None:
         return Connection
-    tls = context
+    context = tls.context
 
     class Handshake(_Handshake):
         def __init__(self, **options: Any) -> None:
-            super().__init__(handshaking, tls, lambda: Connection(**options))
+            super().__init__(handshaking, context, lambda: Connection(**options))
 
     return Handshake
 
@@ -102,26 +113,53 @@ def limited_protocol(
 class _Connection(H11Protocol):
     """A connection whose requests are plain to read."""
 
-    def __init__(self, waiting: _Waiting, **options: Any) -> None:
+    def __init__(self, waiting: _Waiting, tls: ServerTls | None, **options: Any) -> None:
         super().__init__(**options)
-        self._waiting = waiting
+        self._waiting, self._tls = waiting, tls
+        self._is_trusted: Callable[[], bool] = lambda: True
+        """Whether the certificate that the client has shown still counts."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.source = source_of(transport)
         connection = transport.get_extra_info("ssl_object")
         der = connection.getpeercert(binary_form=True) if connection is not None else None
+        if der is not None and self._tls is not None:
+            self._is_trusted = functools.partial(self._tls.trusts, connection)
         self.app_state = {**self.app_state, "peer_certificate": der}
         self._waiting.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_trusted():
+            self.give_up()  # its certificate may be revoked: the client is to prove itself anew
+            return
+        super().data_received(data)
+        self._pause_while_at_work()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._waiting.add(self)  # the application waits for the reader of its answer
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._pause_while_at_work()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.discard(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing():
-            self._waiting.add(self)
+        self._waiting.add(self)
+        super().on_response_complete()  # it may begin with a request that has come meanwhile
+        self._pause_while_at_work()
+
+    def _pause_while_at_work(self) -> None:
+        """Stop the clock of the client if the application has all of its request, has not answered yet, and does not wait
+        for the client to read."""
+        cycle = self.cycle
+        is_at_work = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if is_at_work and not self.flow.write_paused:
+            self._waiting.pause(self)
 
     def give_up(self) -> None:
         """Close the connection at once."""

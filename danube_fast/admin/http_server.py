@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 import uvicorn
 
 __all__ = ["HttpServer"]
+
+_log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """uvicorn itself looks at the clock ten times a second."""
@@ -17,10 +20,8 @@ LOOK_SECONDS = 1.0
 class HttpServer(uvicorn.Server):
     """Serves until `end`, and looks at the clock once a second. Signals are for the process."""
 
-    def __init__(
-        self, config: uvicorn.Config, on_look: Callable[[], object] = lambda: None
-    ) -> None:
-        """`on_look` is called each time, in the event loop."""
+    def __init__(self, config: uvicorn.Config, on_look: Callable[[], object] | None = None) -> None:
+        """`on_look` is called each time, in a thread beside the event loop: it may wait for a file system."""
         super().__init__(config)
         self._on_look = on_look
         self._wake: Callable[[], object] = lambda: None
@@ -42,4 +43,12 @@ class HttpServer(uvicorn.Server):
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), LOOK_SECONDS)
-            self._on_look()
+            if self._on_look is not None:
+                await loop.run_in_executor(None, self._look, self._on_look)
+
+    @staticmethod
+    def _look(on_look: Callable[[], object]) -> None:
+        try:
+            on_look()
+        except Exception:  # the next look may do better, and the port serves on
+            _log.exception("a look at the files of the HTTP port failed; it is tried again")

@@ -153,6 +153,12 @@ class _Collector(Collector):
                 (False, "tls_certificate_stale", "1 if its new files are unusable", found.is_stale),
                 (True, "tls_certificate_reloads", "times new files were taken", found.reloads),
             ]
+        if self._view.issuers_fault is not None:
+            is_stale = bool(self._view.issuers_fault())
+            rows.append((False, "issuers_stale", "1 if their newest file is unusable", is_stale))
+        if found.crl_expires_ns:
+            left = found.crl_expires_ns / SECOND_NS - self._view.wall_seconds
+            rows.append((False, "tls_client_crl_expiry_seconds", "until the first CRL ends", left))
         for is_total, name, text, value in rows:
             family = _family(is_total, name, text, [])
             family.add_metric([], float(value))

@@ -91,6 +91,8 @@ class Exposure(NamedTuple):
     """Whether its files have changed and cannot be used."""
     reloads: int = 0
     """How often changed files were taken."""
+    crl_expires_ns: int = 0
+    """When the first list of revoked client certificates ends, wall clock; 0: never, or there is none."""
 
 
 class BrokerView:
@@ -115,6 +117,8 @@ class BrokerView:
         self.namespaces = namespaces
         self.exposure: Callable[[], Exposure] | None = None
         """Called at every scrape, too; None: not known here."""
+        self.issuers_fault: Callable[[], str] | None = None
+        """Says why the newest file of trusted issuers is not in use. Called at every scrape; None: there is no such file."""
         self._processes, self._control = processes, control
         self.counters = counters
         self._clock = clock

@@ -150,14 +150,19 @@ class SubscriptionTotals(_Counts, kw_only=True):
     @property
     def state(self) -> str:
         """Why the subscription stands where it does, in words."""
+        if self.dead_letter_fault and not self.blocked:
+            return f"{self._state()}; dead letters would have to wait: {self.dead_letter_fault}"
+        return self._state()
+
+    def _state(self) -> str:
         if not self.lag_messages:
             return "caught up"
+        if self.dead_letter_fault and self.blocked:  # they need no consumer
+            return f"blocked: {self.blocked} dead letters have to wait: {self.dead_letter_fault}"
         if not self.consumers:
             return "stalled: no consumer is connected"
         if all(min(each.byte_credit, each.message_credit) <= 0 for each in self.consumers):
             return "stalled: its consumers have not taken what they were sent"
-        if self.dead_letter_fault:
-            return f"blocked: {self.blocked} dead letters have to wait: {self.dead_letter_fault}"
         if self.blocked and self.blocked + self.unacked >= self.lag_messages:
             return (
                 f"blocked: {self.blocked} messages failed too often; change the failure policy "
@@ -333,11 +338,13 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     listen: str = ""
     """HOST:PORT where clients begin, as it was set."""
     admin: str = ""
-    """HOST:PORT of the admin port, as it was set; empty: loopback."""
+    """HOST:PORT where the admin port listens."""
     tls: bool = False
     """Whether the admin port speaks HTTPS."""
     sign_on: str = ""
     """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
+    issuers_fault: str = ""
+    """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
     server_keys: list[str] = []
     """Public keys of the broker that clients should pin, the newest first."""
     audit: str = "off"

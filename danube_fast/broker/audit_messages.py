@@ -1,7 +1,7 @@
 """Messages between the processes of one broker about the audit log.
 
-    worker ----- Denied: refusals, aggregated ------> coordinator
-           <---- PublishAudit: lines of the log -----
+    worker ----- Denied: refusals, and what was closed, aggregated --> coordinator
+           <---- PublishAudit: lines of the log --------------------
 
 A record is a line of JSON (`danube_fast/security/audit.py`).
 """
@@ -14,7 +14,7 @@ __all__ = ["Denied", "PublishAudit"]
 
 
 class Denied(Message, frozen=True):
-    """Record denied actions; answered when they are taken over."""
+    """Record denied actions, and what was closed as rights went; answered when they are taken over."""
 
     records: list[bytes]
     lost: int = 0

@@ -47,7 +47,9 @@ from danube_fast.broker.history_messages import SetUploaded as SetUploaded
 from danube_fast.broker.history_messages import Uploader as Uploader
 from danube_fast.broker.message import Message as Message
 from danube_fast.broker.security_messages import AddSignOns as AddSignOns
+from danube_fast.broker.security_messages import EndSignOns as EndSignOns
 from danube_fast.broker.security_messages import FindSecurity as FindSecurity
+from danube_fast.broker.security_messages import IssuersRead as IssuersRead
 from danube_fast.broker.security_messages import SecurityChanged as SecurityChanged
 from danube_fast.broker.security_messages import SecurityConfirmed as SecurityConfirmed
 from danube_fast.broker.security_messages import SecurityPage as SecurityPage
@@ -414,17 +416,19 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     """Accepted by this worker since the broker's start, counted when `storage_bytes` was."""
     handles: int
     is_measured: bool
-    """Sizes of all its partitions were known."""
+    """Sizes of all its partitions were known, and looked at as there is a limit."""
 
 
 class NamespaceUsed(Message, frozen=True):
-    """Use that a worker makes of namespaces with a quota, by name. A notice."""
+    """Use that a worker makes of namespaces with a quota, by name: of those that have changed. A notice."""
 
     used: dict[str, NamespaceUse]
+    is_whole: bool = False
+    """All of them: there are no others on that worker."""
 
 
 class NamespaceFull(Message, frozen=True):
-    """Why namespaces take no publishes, by name; the others do. A notice."""
+    """Why namespaces take no publishes, by name; empty: they do. Those that have changed. A notice."""
 
     full: dict[str, str]
 

@@ -5,6 +5,7 @@
            <----- SecurityConfirmed, every few seconds --
     sign-on ----- AddSignOns ---------------------------> coordinator --SecurityChanged--> all, and their answers
             <---- answer ------------------------------------'
+    sign-on ----- EndSignOns, IssuersRead --------------> coordinator
            <----- UseServerKey --------------------------
 
 A record is JSON, as the metadata store keeps it (`danube_fast/security/records.py`).
@@ -18,7 +19,9 @@ from danube_fast.broker.message import Message
 
 __all__ = [
     "AddSignOns",
+    "EndSignOns",
     "FindSecurity",
+    "IssuersRead",
     "SecurityChanged",
     "SecurityConfirmed",
     "SecurityPage",
@@ -72,6 +75,18 @@ class AddSignOns(Message, frozen=True):
 
     records: list[bytes]
     answer = SignOnsAdded
+
+
+class EndSignOns(Message, frozen=True):
+    """End the sign-ons that a source has vouched for, as it is not trusted any more. Answered when that is durable."""
+
+    source: str
+
+
+class IssuersRead(Message, frozen=True):
+    """Tell whether the newest file of trusted issuers is in use: why it is not, or nothing."""
+
+    fault: str
 
 
 class UseServerKey(Message, frozen=True):

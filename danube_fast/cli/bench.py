@@ -94,12 +94,12 @@ def bench(
 ) -> None:
     """Measure a broker under load, and verify that everything arrived exactly as sent.
 
-    Starts a broker with two workers in a temporary directory unless --url names one. Workloads:
-    throughput, messages, topics, publishers, fanout, merge, sustained (beside bare writes of the disk),
-    lapped, shared, key-shared, failover, acks, promotion, delayed (--seconds: the span of the due times),
-    unacked, crowd, publish-latency, latency, isolation, ready, recovery, idle, readback, soak, history-upload,
-    -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3, reference and echo (raw ZeroMQ alone).
-    --peers compares other systems (docs/peers.md); --sweep runs one workload on brokers set differently.
+    Starts a broker with two workers in a temporary directory unless --url names one. Workloads: throughput, messages,
+    topics, publishers, fanout, merge, sustained (beside bare writes of the disk), lapped, shared, key-shared,
+    failover, acks, promotion, delayed (--seconds: the span of the due times), unacked, crowd, publish-latency,
+    latency, requests, isolation, auth, handshakes, policy, answers, ready, recovery, idle, readback, soak,
+    history-upload, -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3, reference, echo (raw ZeroMQ).
+    --peers compares other systems, in topics and requests when named (docs/peers.md); --sweep sets brokers differently.
     """
     changes: dict[str, Any] = {
         "transport": transport, "message_bytes": message_bytes, "messages": messages,

@@ -1,20 +1,21 @@
 """How commands reach a broker: one connection, one operation, one answer.
 
 Before a client is opened each address is tried once, so that a host that is unknown, a port where nothing
-listens and a server that is no broker are told apart at once.
+listens, a server that is no broker and a broker that asks for a key are told apart at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from danube_fast.cli.contexts.context_file import chosen_name, values
-from danube_fast.cli.contexts.open_client import open_client
+from danube_fast.cli.contexts.open_client import access_of, open_client
 from danube_fast.cli.options import (
     DEFAULT_URL,
     OutputForm,
@@ -26,9 +27,10 @@ from danube_fast.cli.options import (
 from danube_fast.cli.output import print_result, print_table
 
 if TYPE_CHECKING:
+    from danube_fast.client.values.access import Access
     from danube_fast.client.values.arguments import Transport
 
-__all__ = ["Ask", "asking", "connect"]
+__all__ = ["Ask", "asking", "connect", "reach"]
 
 CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
@@ -39,19 +41,29 @@ GREETING_SECONDS = 1.0
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"
 """How both sides of a ZeroMQ connection begin."""
 _LINE_ENDS = b"\r\n\r\n"
-"""Makes servers answer that wait for a line."""
+"""Makes servers answer that wait for a line; a broker takes them for a version, and says its mechanism."""
+_MECHANISM = slice(12, 32)
+"""Where it stands in what a broker says."""
+_CURVE = b"CURVE"
 
 
-def _try_all(url: str) -> None:
-    """Raise Unavailable if no address of `url` can be that of a broker, with the first one's reason."""
+def _try_all(url: str, *, has_key: bool) -> None:
+    """Raise Unavailable if no address of `url` can be that of a broker, with the first one's reason; PermissionDenied for
+    a broker that asks who its clients are, without a key."""
     from danube_fast.client.link.url import parse_url
-    from danube_fast.errors import Unavailable
+    from danube_fast.errors import PermissionDenied, Unavailable
 
     first: Unavailable | None = None
     for endpoint in parse_url(url):
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         try:
-            _try(host.strip("[]"), int(port))
+            mechanism = _try(host.strip("[]"), int(port))
+            if mechanism == _CURVE and not has_key:
+                raise PermissionDenied(
+                    f"the broker at {host}:{port} asks who you are, and no key is given: set DANUBE_SERVER_KEY and "
+                    "DANUBE_KEY_FILE, or DANUBE_SIGN_ON and DANUBE_TOKEN_FILE, or use a context that has them "
+                    "(danube-fast context add)"
+                )
             return
         except Unavailable as error:
             first = first or error
@@ -59,7 +71,8 @@ def _try_all(url: str) -> None:
         raise first
 
 
-def _try(host: str, port: int) -> None:
+def _try(host: str, port: int) -> bytes:
+    """Return the mechanism that a broker names; empty: it is slow. Raises Unavailable."""
     from danube_fast.errors import Unavailable
 
     place = f"{host}:{port}"
@@ -67,7 +80,11 @@ def _try(host: str, port: int) -> None:
         with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
             connection.settimeout(GREETING_SECONDS)
             connection.sendall(_SIGNATURE + _LINE_ENDS)
-            said = connection.recv(len(_SIGNATURE))
+            said = b""
+            while len(said) < _MECHANISM.stop and (more := connection.recv(_MECHANISM.stop)):
+                said += more
+                if said[:1] != _SIGNATURE[:1]:
+                    break
     except socket.gaierror as error:
         raise Unavailable(
             f"the host {host!r} is unknown ({error.strerror}); check the name in --url"
@@ -80,7 +97,7 @@ def _try(host: str, port: int) -> None:
     except ConnectionResetError:
         said = b""
     except TimeoutError:
-        return
+        return b""
     except (OSError, UnicodeError) as error:
         raise Unavailable(f"{place} cannot be reached ({error}); check --url") from None
     if said[:1] != _SIGNATURE[:1]:
@@ -89,18 +106,27 @@ def _try(host: str, port: int) -> None:
             f"{place} is not a broker but {what}; a broker's clients connect to its --listen port "
             "(6650 by default), not to its admin port"
         )
+    return said[_MECHANISM].rstrip(b"\0")
 
 
-def connect(url: str, transport: Transport = "auto") -> Any:
-    """Return a client of the broker at `url`, or of the context in use if that is empty; a context manager. How to come
-    in is said by the environment, or by the context. Raises Unavailable, InvalidArgument, PermissionDenied."""
-    from danube_fast.errors import DanubeError
-
+def reach(url: str) -> tuple[str, Access]:
+    """Return the broker to ask, that of the context in use if `url` is empty, and the way in there, once one of its
+    addresses has answered. Raises Unavailable, InvalidArgument, PermissionDenied."""
     found = values()
     url = url or found["url"].text or DEFAULT_URL
+    with _naming_context():
+        access = access_of(found)
+        _try_all(url, has_key=bool(access.key_file or access.sign_on))
+    return url, access
+
+
+@contextlib.contextmanager
+def _naming_context() -> Iterator[None]:
+    """Add the name of the context in use to errors."""
+    from danube_fast.errors import DanubeError
+
     try:
-        _try_all(url)
-        return open_client(url, found, CONNECT_SECONDS, transport=transport)
+        yield
     except DanubeError as error:
         name = chosen_name()
         if not name:
@@ -108,6 +134,14 @@ def connect(url: str, transport: Transport = "auto") -> Any:
         raise type(error)(
             f"{error}; the context in use is {name}: danube-fast context show"
         ) from error
+
+
+def connect(url: str, transport: Transport = "auto") -> Any:
+    """Return a client of the broker at `url`, or of the context in use if that is empty; a context manager. How to come
+    in is said by the environment, or by the context. Raises Unavailable, InvalidArgument, PermissionDenied."""
+    url, access = reach(url)
+    with _naming_context():
+        return open_client(url, access, CONNECT_SECONDS, transport=transport)
 
 
 class Ask(NamedTuple):

@@ -53,6 +53,7 @@ def doctor(
             tls=bool(settings.tls_certificate), sign_on=settings.sign_on,
         )  # fmt: skip
         findings += exposure.files(settings)
+        findings += exposure.named_files(settings, SystemClock().wall_ns())
     result = [finding._asdict() for finding in findings]
     print_result(output, result, "\n".join(_lines(findings)))
     if any(finding.verdict is Verdict.FAILURE for finding in findings):

@@ -1,4 +1,4 @@
-"""Checks of `doctor` on who may do what: addresses, files with secrets, and the records of a secured broker."""
+"""Checks of `doctor` on who may do what: addresses, files with secrets, certificates, and the records of a secured broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from danube_fast.cli.host import Finding, Verdict
 from danube_fast.config import Settings, split_address
 from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
+from danube_fast.security.audit import shown_time
 
-__all__ = ["addresses", "files", "records"]
+__all__ = ["addresses", "files", "named_files", "records"]
 
 OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
 DAY_NS = 24 * 3600 * 1_000_000_000
@@ -25,11 +26,15 @@ _SECRETS = {
     "bootstrap-admin.key": "an administrator's key",
 }
 """Files of a data directory that a backup must keep as secrets."""
-_SECRET_SETTINGS = {
-    "tls_key": ("the key of the certificate", 0o037),
-    "tokens": ("trusted issuers of tokens", 0o022),
+_CERTIFICATE_SETTINGS = {
+    "tls_certificate": ("certificate of the HTTPS ports", FAILURE),
+    "tls_client_ca": ("CAs of clients", WARNING),
+    "tls_client_crl": ("revoked certificates of clients", FAILURE),
 }
-"""Setting that names a file -> what that is, and bits of a mode that it must not have."""
+"""Setting that names a file -> what that is, and how bad it is when the first of it has expired."""
+SOON_DAYS = 30
+SOON_SHARE = 3
+"""What ends within so many days, and within one part in so many of its whole time, ends soon."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ALL_OTHERS = stat.S_IRWXO
 _WRITE_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -98,9 +103,6 @@ def files(settings: Settings) -> Iterator[Finding]:
     for name, what in _SECRETS.items():
         if os.path.lexists(folder / name):
             yield _secret(folder / name, what)
-    for name, (what, others) in _SECRET_SETTINGS.items():
-        if path := str(getattr(settings, name)):
-            yield _secret(Path(path), what, others)
     if (folder / "bootstrap-admin.key").exists():
         yield Finding(
             "first administrator", WARNING, "the key of an administrator waits for its first use",
@@ -113,6 +115,88 @@ def files(settings: Settings) -> Iterator[Finding]:
                 "auth", WARNING, f"{folder} is of a secured broker, and these settings ask no one who they are",
                 "give the settings that it is served with (--config FILE, DANUBE_AUTH=required), or --url of the broker",
             )  # fmt: skip
+
+
+def named_files(settings: Settings, now_ns: int) -> Iterator[Finding]:
+    """Look at the files that settings name: keys, certificates and when they end, issuers of tokens and their secrets."""
+    for name, (what, expired) in _CERTIFICATE_SETTINGS.items():
+        if path := str(getattr(settings, name)):
+            yield _dated(Path(path), what, expired, now_ns)
+    if settings.tls_client_crl:
+        yield from _unlisted(Path(settings.tls_client_ca), Path(settings.tls_client_crl))
+    if settings.tls_key:
+        yield _secret(Path(settings.tls_key), "the key of the certificate", 0o037)
+    if settings.tokens:
+        yield from _issuers(Path(settings.tokens))
+
+
+def _dated(path: Path, what: str, expired: Verdict, now_ns: int) -> Finding:
+    """Say until when the first of what is in a PEM file is good, and that it is `expired` if it was."""
+    from danube_fast.security.tls import dates_in
+
+    found = _file(path, what, stat.S_IWOTH, "chmod o-w")
+    if found.verdict is not OK:
+        return found
+    try:
+        dates = dates_in(path.read_bytes())
+    except (DanubeError, OSError) as error:
+        return Finding(path.name, FAILURE, f"{what}: {error}")
+    if not dates:
+        return Finding(path.name, FAILURE, f"{what}: it holds none", "write it anew, in PEM")
+    ending = [(end_ns, begin_ns) for begin_ns, end_ns in dates if end_ns]
+    if not ending:
+        return Finding(path.name, OK, f"{found.seen}, without an end")
+    end_ns, begin_ns = min(ending)
+    left_ns = end_ns - now_ns
+    seen = (
+        f"{found.seen}, {'the first ends' if len(dates) > 1 else 'ends'} {shown_time(end_ns)[:10]}"
+    )
+    if left_ns <= 0:
+        advice = "renew it, and write the file anew"
+        return Finding(path.name, expired, f"{seen}: it has expired", advice)
+    seen += f", in {left_ns // DAY_NS} days"
+    if left_ns < min(SOON_DAYS * DAY_NS, (end_ns - begin_ns) // SOON_SHARE):
+        return Finding(path.name, WARNING, seen, "renew it in time, and write the file anew")
+    return Finding(path.name, OK, seen)
+
+
+def _unlisted(cas: Path, crls: Path) -> Iterator[Finding]:
+    """Say whether CAs of clients have no list of revoked certificates; nothing if the files cannot be read."""
+    from danube_fast.security.tls import cas_without_list
+
+    try:
+        count = cas_without_list(cas.read_bytes(), crls.read_bytes())
+    except (DanubeError, OSError):  # said of the file itself
+        return
+    if count:
+        seen = f"{count} of {cas} have no list in {crls}: all their clients are refused"
+        advice = "add the list of revoked certificates (CRL) of each, or take the CA out"
+        yield Finding("CAs of clients", FAILURE, seen, advice)
+
+
+def _issuers(path: Path) -> Iterator[Finding]:
+    """Look at the file of issuers, and at the files that it names."""
+    from danube_fast.security.issuers import read_issuers
+
+    found = _file(path, "trusted issuers of tokens", _WRITE_OTHERS, "chmod go-w")
+    if found.verdict is OK and path.stat().st_uid not in (0, os.geteuid()):
+        seen = f"{found.seen}, of another user: what it names was not looked at"
+        found = Finding(path.name, WARNING, seen, "run this as the user of the broker, who must own it")  # fmt: skip
+    yield found
+    if found.verdict is not OK:
+        return
+    try:
+        issuers = read_issuers(path)
+    except DanubeError as error:
+        yield Finding(path.name, FAILURE, str(error))
+        return
+    for issuer in issuers:
+        if issuer.secret_file:
+            yield _secret(Path(issuer.secret_file), f"shared with the issuer {issuer.name}")
+        for file, what in ((issuer.jwks_file, "keys"), (issuer.jwks_ca, "CAs")):
+            if file:
+                what = f"{what} of the issuer {issuer.name}"
+                yield _file(Path(file), what, _WRITE_OTHERS, "chmod go-w")
 
 
 def _folder(folder: Path) -> Finding:
@@ -132,19 +216,27 @@ def _folder(folder: Path) -> Finding:
 
 
 def _secret(path: Path, what: str, others: int = _OTHERS) -> Finding:
+    lost = "; if another user may have read it, make a new one"
+    return _file(path, f"secret: {what}", others, "chmod 600", lost)
+
+
+def _file(path: Path, what: str, others: int, remedy: str, lost: str = "") -> Finding:
+    """Say whether a file is there, for this user to read, and without the bits `others` in its mode."""
     try:
         found = path.stat()
     except OSError as error:
-        return Finding(
-            path.name,
-            FAILURE,
-            f"{what}: {error.strerror}",
-            f"put {path} back, or name another file",
-        )
+        advice = f"put {path} back, or name another file"
+        return Finding(path.name, FAILURE, f"{what}: {error.strerror}", advice)
     mode = stat.S_IMODE(found.st_mode)
-    seen = f"secret: {what}, mode {mode:04o}"
+    seen = f"{what}, mode {mode:04o}"
+    if not stat.S_ISREG(found.st_mode):
+        advice = f"name a file instead of {path}"
+        return Finding(path.name, FAILURE, f"{what}: it is no file", advice)
     if mode & others:
-        advice = f"chmod 600 {path}; if another user may have read it, make a new one"
+        return Finding(path.name, FAILURE, seen, f"{remedy} {path}{lost}")
+    if not os.access(path, os.R_OK):
+        seen = f"{seen}, of user {found.st_uid}: this user cannot read it"
+        advice = "run this as the user of the broker; if that is this one, give it the file"
         return Finding(path.name, FAILURE, seen, advice)
     return Finding(path.name, OK, seen)
 
@@ -181,6 +273,11 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
         )  # fmt: skip
     if status.get("auth", "none") == "none":
         return
+    if fault := status.get("issuers_fault"):
+        yield Finding(
+            "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",
+            "repair it: the one before it counts until then",
+        )  # fmt: skip
     try:
         key = client.admin.describe_server_key()
         yield _stage(key["stage"], key["keys"])

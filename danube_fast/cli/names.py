@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from danube_fast.cli.contexts.context_file import choose, values
-from danube_fast.cli.contexts.open_client import open_client
+from danube_fast.cli.contexts.open_client import access_of, open_client
 from danube_fast.client.link.url import DEFAULT_URL
 from danube_fast.errors import DanubeError
 
@@ -59,7 +59,7 @@ def _ask(context: typer.Context, incomplete: str, names: Callable[[Any], list[st
         choose(context.find_root().params.get("context") or "")
         told = values()
         url = context.params.get("url") or told["url"].text or DEFAULT_URL
-        with open_client(url, told, CONNECT_SECONDS) as client:
+        with open_client(url, access_of(told), CONNECT_SECONDS) as client:
             found = names(client.admin)
     except DanubeError:
         return []

@@ -150,12 +150,12 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_ns") and isinstance(value, int):
-        return time_text(value)[:-11].replace("T", " ") if value else "-"
+        return time_text(value)[:-11].replace("T", " ") + "Z" if value else "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_cell(key, item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(_cell(name, item) for item in value) or "-"
-    return _number(name, value) if isinstance(value, int | float) else _shown(str(value))
+    return _number(name, value) if isinstance(value, int | float) else _shown(str(value)) or "-"
 
 
 def _shown(text: str) -> str:

@@ -67,9 +67,7 @@ class _AdminView:
 
     def _security_steps(self, kind: str) -> Steps[list[dict[str, Any]]]:
         """Ask for page after page."""
-        field = {
-            "principal": "name", "role": "name", "api_key": "id", "sign_on": "public_key",
-        }.get(kind, kind)  # fmt: skip
+        field = {"principal": "name", "role": "name", "api_key": "id"}.get(kind, kind)
         found: list[dict[str, Any]] = []
         page: list[dict[str, Any]] | None = None
         while page is None or page:
@@ -98,13 +96,16 @@ class _AdminView:
             found += page
         return found
 
-    def _clients_steps(self, limit: int | None) -> Steps[list[dict[str, Any]]]:
+    def _pages_steps(
+        self, operation: str, rows_in: str, limit: int | None, **asked: Any
+    ) -> Steps[list[dict[str, Any]]]:
+        """Ask for page after page of an operation that says where to go on; `rows_in`: where a page has its rows."""
         rows: list[dict[str, Any]] = []
         after: str | None = ""
         while after is not None and (limit is None or len(rows) < limit):
             left = None if limit is None else limit - len(rows)
-            page = yield from self._steps("list_clients", {"after": after, "limit": left})
-            rows += page["clients"]
+            page = yield from self._steps(operation, {**asked, "after": after, "limit": left})
+            rows += page[rows_in]
             after = page["after"] or None
         return rows
 
@@ -326,7 +327,7 @@ class AdminClient(_AdminView):
     def list_clients(self, limit: int | None = None) -> list[dict[str, Any]]:
         """List connections to the coordinator and to each worker, at most `limit`, with the producers and
         consumers that are open on each. Unavailable while a worker is down."""
-        return self._run(self._clients_steps(limit))
+        return self._run(self._pages_steps("list_clients", "clients", limit))
 
     @_operation
     def cluster_status(self) -> dict[str, Any]:
@@ -335,7 +336,7 @@ class AdminClient(_AdminView):
     # ------------------------------------------------------------ security
 
     def list_security(self, record_kind: str) -> list[dict[str, Any]]:
-        """List all records of a kind: principal, credential, role, binding, api_key or sign_on. InvalidArgument."""
+        """List all records of a kind: principal, credential, role, binding or api_key. InvalidArgument."""
         return self._run(self._security_steps(record_kind))
 
     @_operation
@@ -349,8 +350,8 @@ class AdminClient(_AdminView):
         self, credential: str, principal: str, expires_seconds: int | None = None,
         label: str | None = None,
     ) -> Any:  # fmt: skip
-        """Let a credential (`curve:` and a public key, `uid:` and the number of a local user) prove that a client is this
-        principal. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
+        """Let a credential (`curve:` and a public key, `uid:` and the number of a local user, `mtls:` and the SHA-256 of a
+        certificate or its subject) prove that a client is this principal. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
 
     @_operation
     def add_api_key(
@@ -369,8 +370,24 @@ class AdminClient(_AdminView):
         """Bind `user:NAME` or `group:NAME` to a role within a scope. InvalidArgument."""
 
     @_operation
-    def delete_security(self, record_kind: str, name: str) -> Any:
-        """Delete a record; with a principal its credentials and bindings. NotFound."""
+    def delete_security(self, record_kind: str, name: str, *, force: bool | None = None) -> Any:
+        """Delete a record; with a principal its credentials, bindings and sign-ons. NotFound, and without `force`
+        FailedPrecondition if no administrator with a key would be left."""
+
+    def list_sign_ons(
+        self, principal: str = "", source: str = "", limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """List the keys that are signed on just now, at most `limit`: those of a principal (empty: of all), and of those the
+        ones that a source has vouched for (`api_key:ID`, `jwt:ISSUER`; empty: any)."""
+        asked = {"principal": principal, "source": source}
+        return self._run(self._pages_steps("list_sign_ons", "sign_ons", limit, **asked))
+
+    @_operation
+    def end_sign_ons(
+        self, public_key: str | None = None, principal: str | None = None, source: str | None = None
+    ) -> dict[str, Any]:
+        """End the sign-on of a key, or those of a principal or of a source; give one of them: {"ended"}, their number. What they
+        were made with stays good. InvalidArgument."""
 
     def list_audit(
         self, since_seconds: int = 0, *, principal: str = "", denied: bool = False,
@@ -439,6 +456,8 @@ class AsyncAdmin(_AdminView):
     set_role = twin(AdminClient.set_role)
     set_binding = twin(AdminClient.set_binding)
     delete_security = twin(AdminClient.delete_security)
+    list_sign_ons = twin(AdminClient.list_sign_ons)
+    end_sign_ons = twin(AdminClient.end_sign_ons)
     list_audit = twin(AdminClient.list_audit)
     check_permission = twin(AdminClient.check_permission)
     describe_server_key = twin(AdminClient.describe_server_key)

@@ -28,6 +28,8 @@ import zmq
 
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
 from danube_fast.descriptors import descriptor_limit, lowest_free_descriptor
+from danube_fast.errors import Unavailable
+from danube_fast.net.failed_handshakes import FailedHandshakes
 from danube_fast.net.guarded_connection import (
     BACKLOG_BYTES_MAX,
     BACKLOG_NS_MAX,
@@ -94,6 +96,8 @@ class ConnectionGuard:
         self.cuts: Counter[Reason] = Counter()
         """Connections that were cut, by `Reason`."""
         self._told: Counter[Reason] = Counter()
+        self.failed = FailedHandshakes(limits.failures_max)
+        """Handshakes that failed, by address."""
         self._last_host = ""
         self._logged_ns = -_LOG_NS
         self._next_look_ns = self._next_watch_ns = self._next_sweep_ns = 0
@@ -124,25 +128,35 @@ class ConnectionGuard:
         self._spoke.add(fd)
 
     def start(self) -> None:
-        """Begin to watch, once."""
+        """Begin to watch, once. Raises Unavailable for want of descriptors or threads; then nothing is left open."""
+        try:
+            self._open()
+            self._thread.start()
+        except (OSError, zmq.ZMQError, RuntimeError) as error:
+            self.stop()
+            raise Unavailable(
+                f"connections cannot be guarded, so none are taken ({error}); raise `ulimit -n`, or `ulimit -u` for threads"
+            ) from error
+
+    def _open(self) -> None:
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.failed.open()
         self._statm_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         address = f"inproc://guard-{id(self)}"
         self._socket.monitor(address, _EVENT_MASK)
-        monitor = self._context.socket(zmq.PAIR)
+        self._monitor = monitor = self._context.socket(zmq.PAIR)
         # ZeroMQ's own thread waits for room for an event: it must always have some
         monitor.setsockopt(zmq.RCVHWM, 0)
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.connect(address)
-        self._monitor = monitor
-        self._thread.start()
 
     def stop(self) -> None:
         """Watch no more; call it before the socket is closed."""
         if self._stop_fd < 0:
             return
         os.eventfd_write(self._stop_fd, 1)
-        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         if self._thread.is_alive():
@@ -152,9 +166,12 @@ class ConnectionGuard:
             return
         if self._monitor is not None:
             self._monitor.close(0)
-        os.close(self._stop_fd)
-        os.close(self._statm_fd)
-        self._stop_fd = -1
+        for fd in (self._stop_fd, self._statm_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._stop_fd = self._statm_fd = -1
+        self._monitor = None
+        self.failed.close()
 
     # ------------------------------------------------------------ in the thread
 
@@ -183,6 +200,7 @@ class ConnectionGuard:
         calm, busy = select.poll(), select.poll()  # a fifth of what zmq.Poller costs
         for poller in (calm, busy):
             poller.register(self._stop_fd, select.POLLIN)
+        calm.register(self.failed.fd, select.POLLIN)
         # raised once for several events: all are taken before it is slept on
         calm.register(int(monitor.getsockopt(zmq.FD)), select.POLLIN)
         self._take_events(monitor, self._clock.monotonic_ns())
@@ -193,6 +211,7 @@ class ConnectionGuard:
             if self._stop_fd in ready:
                 return
             now_ns = self._clock.monotonic_ns()
+            self.failed.do_work(now_ns)
             if is_busy or ready:
                 self._take_events(monitor, now_ns)
             if now_ns >= self._next_look_ns:
@@ -206,9 +225,12 @@ class ConnectionGuard:
 
     def _pause_ms(self) -> int | None:
         """How long to sleep; None: until something connects."""
-        if not self._connections:
+        held_ns = self.failed.next_ns
+        if not self._connections and held_ns is None:
             return None
         wanted_ns = self._next_look_ns if self._is_busy else self._next_watch_ns
+        if held_ns is not None:
+            wanted_ns = min(wanted_ns, held_ns) if self._connections else held_ns
         return max(1, -((self._clock.monotonic_ns() - wanted_ns) // MILLISECOND_NS))
 
     def _take_events(self, monitor: zmq.Socket[bytes], now_ns: int) -> None:

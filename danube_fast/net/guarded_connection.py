@@ -55,6 +55,8 @@ class Limits(NamedTuple):
     """Most that a session sends from one whole message to the next: the largest message, and what is on its way."""
     clients_max: int
     """Sessions that there may be."""
+    failures_max: int = 0
+    """Handshakes of one address that may fail in a second; 0: any number."""
 
 
 class Reason(enum.StrEnum):

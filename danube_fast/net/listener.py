@@ -5,10 +5,22 @@ Between two of them the kernel goes on to queue connections: no client is refuse
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import socket
+import struct
+from collections.abc import Collection
+
+from danube_fast.net.failed_handshakes import sources_filter
 
 __all__ = ["Listener"]
+
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_INSTRUCTION = struct.Struct("=HBBI")
+_PROGRAM = struct.Struct("@HP")
+"""struct sock_filter and struct sock_fprog of Linux."""
 
 
 class Listener:
@@ -36,6 +48,21 @@ class Listener:
     def duplicate(self) -> int:
         """Duplicate the descriptor; the taker closes it. Raises OSError."""
         return os.dup(self._socket.fileno())
+
+    def drop(self, sources: Collection[bytes]) -> None:
+        """Have the kernel drop packets of new connections from these sources, and from no others; connections that are
+        up are not met. Raises OSError."""
+        if not sources:
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+            return
+        program = [_INSTRUCTION.pack(*each) for each in sources_filter(sources)]
+        room = ctypes.create_string_buffer(b"".join(program))
+        told = _PROGRAM.pack(len(program), ctypes.addressof(room))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
 
     def close(self) -> None:
         """Give the port up, once nothing accepts from it."""

@@ -33,6 +33,8 @@ BACKLOG = 4096
 """Connections that may wait to be accepted; ZeroMQ's 100 collapses under 1,000 at once."""
 HIGH_WATER_MARK = 1000
 """ZeroMQ messages queued per peer and direction; flow control by bytes lies above it."""
+BIND_DESCRIPTORS = 16
+"""Of a server that listens on tcp and ipc, and of its guard, with room for the first clients."""
 PART_BYTES_MAX_SLACK = 1024 * 1024
 PARTS_MAX = 64
 """Parts of one message that are looked at; a longer message is dropped."""
@@ -131,8 +133,14 @@ class Server:
         """Listen on tcp (`port` 0: chosen by the system) and on ipc; returns the tcp port.
 
         An ipc name that another process has is waited for: any user of the host may take it while a worker is down, and
-        clients have tcp meanwhile. Raises Unavailable when the tcp address is taken.
+        clients have tcp meanwhile. Raises Unavailable when the tcp address is taken, or descriptors are.
         """
+        left = descriptor_limit() - lowest_free_descriptor()
+        if left < BIND_DESCRIPTORS:  # ZeroMQ ends the process if it has none for a socket
+            raise Unavailable(
+                f"cannot listen on {host}:{port}: {left} file descriptors are left, and {BIND_DESCRIPTORS} are needed; "
+                "raise `ulimit -n`"
+            )
         if self.guard is not None:
             self.guard.start()
         try:
@@ -158,6 +166,8 @@ class Server:
             self.socket.bind(f"tcp://{host}:{port or '*'}")
             return self._last_endpoint()
         self._listener = Listener(host, port, BACKLOG)
+        if self.guard is not None:
+            self.guard.failed.drop = self._listener.drop
         return self._bind_curve(self._listener, self._listener.duplicate())
 
     def _bind_curve(self, listener: Listener, duplicate: int) -> str:

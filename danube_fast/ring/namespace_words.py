@@ -68,6 +68,13 @@ class NamespaceWords:
         """Set it; the coordinator does."""
         self._table.set_word(self.until_address, until)
 
+    def clear(self) -> None:
+        """Begin anew: what rates owe is forgiven, and it is not known what is kept. The coordinator does it."""
+        self.set_until(0)
+        for row in (self.publish_row, self.dispatch_row):
+            self._table.set_word(row + AT_BUCKET_MESSAGES, 0)
+            self._table.set_word(row + AT_BUCKET_BYTES, 0)
+
     def accepted_address(self, worker: int) -> int:
         """Where the word of `accepted` is."""
         return self._rows[worker] + AT_BUCKET_MESSAGES

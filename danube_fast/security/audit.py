@@ -3,6 +3,7 @@
 begin   an administrative change is wanted; it is made only once this line is durable
 end     its outcome, under the same request; a begin without an end was cut short or refused
 denied  an action that was refused, `count` times
+closed  `count` sessions, producers or consumers that were open and may not be any more: rights or a credential have ended
 lost    `count` records that are missing: denials beyond the budget, or lines that the disk may have lost
 note    an act of the broker itself
 """
@@ -43,7 +44,7 @@ FINGERPRINT_DIGITS = 16
 _CUT = "..."
 _SECRETS = re.compile(
     r"/system/reply-[^\s#]*|(?:curve:|dfk_[A-Za-z0-9_-]{1,16}_|eyJ[A-Za-z0-9_-]*\.)[^\s,;]*"
-    r"|(?<!\S)(?=(?:\S*?[^\w./#:*?-]){3})[!-~]{40}(?!\S)"
+    r"|(?<!\S)(?!mtls:)(?=(?:\S*?[^\w./#:*?-]){3})[!-~]{40}(?!\S)"
 )
 """The name of a reply topic, which guards it; a key with its kind, an API key, a token; and 40 characters that look like a CURVE key, and like no name."""
 _PEER = re.compile(r"localhost:([0-9]+):[0-9]+:([0-9]+)")

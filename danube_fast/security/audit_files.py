@@ -4,7 +4,7 @@
                    audit-00000001.jsonl   older ones; a larger number is newer
                    published              how far the topic is
 
-A kill may leave half a line. It stays, the next line begins on a line of its own, and readers pass over it. A file whose
+A disk that is full takes nothing of what it does not take whole. A kill may leave half a line. It stays, the next line begins on a line of its own, and readers pass over it. A file whose
 sync has failed is closed for good, as later syncs of it say nothing about what was lost.
 """
 
@@ -75,7 +75,7 @@ class AuditFile:
         return self._fd
 
     def append(self, lines: bytes, *, sync: bool) -> None:
-        """Write whole lines, and make them durable if `sync`. Raises OSError: then they may be there, or a part."""
+        """Write whole lines, and make them durable if `sync`. Raises OSError: then they may be there all the same."""
         if self._fd >= 0 and self._size >= self._file_bytes:
             self.sync()
         if self._fd < 0 or self._size >= self._file_bytes:
@@ -90,12 +90,18 @@ class AuditFile:
             raise
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+        view, start = memoryview(data), self._size
         self._is_torn = True
-        while view:
-            written = os.write(self._fd, view)
-            self._size += written
-            view = view[written:]
+        try:
+            while view:
+                written = os.write(self._fd, view)
+                self._size += written
+                view = view[written:]
+        except OSError:
+            # lines that are whole are written again, and would be there twice
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, start)
+            raise
         self._is_torn = False
 
     def sync(self) -> None:

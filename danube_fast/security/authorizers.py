@@ -14,24 +14,21 @@ all that is open is looked at again.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
 
-from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
-from danube_fast.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.errors import FailedPrecondition, PermissionDenied
 from danube_fast.security.authorization import Authorizer, Permission
+from danube_fast.security.entry_points import EntryPointGroup, FaultLog
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-__all__ = ["ENTRY_POINT_GROUP", "GuardedAuthorizer", "check_authorizer", "load_authorizer"]
+__all__ = ["GuardedAuthorizer", "check_authorizer", "load_authorizer"]
 
 _log = logging.getLogger(__name__)
 
-ENTRY_POINT_GROUP = "danube_fast.authorizers"
+_GROUP = EntryPointGroup(
+    "danube_fast.authorizers", "authorizer", "authorize", "principal, permission, resource"
+)
 SLOW_NS = 50 * MILLISECOND_NS
 """An answer that takes longer holds up all clients of a process, and is logged."""
-LOG_NS = 10 * SECOND_NS
-"""Faults and slow answers are logged once in this time."""
 
 
 class GuardedAuthorizer:
@@ -39,7 +36,7 @@ class GuardedAuthorizer:
 
     def __init__(self, name: str, inner: Authorizer, clock: Clock) -> None:
         self._name, self._inner, self._clock = name, inner, clock
-        self._logged_ns = -LOG_NS
+        self._faults = FaultLog(_log, clock)
 
     @property
     def version(self) -> int:
@@ -57,7 +54,9 @@ class GuardedAuthorizer:
         except PermissionDenied:
             raise
         except Exception as error:  # whatever a foreign package raises
-            self._warn("the authorizer %s cannot decide, which denies: %r", self._name, error)
+            self._faults.warn(
+                "the authorizer %s cannot decide, which denies: %r", self._name, error
+            )
             raise PermissionDenied(
                 f"the authorizer {self._name} could not decide whether {principal} may {permission} {resource}; see the "
                 "broker's log"
@@ -66,7 +65,7 @@ class GuardedAuthorizer:
             took_ns = self._clock.monotonic_ns() - began_ns
             if took_ns > SLOW_NS:
                 took_ms = took_ns // MILLISECOND_NS
-                self._warn(
+                self._faults.warn(
                     "the authorizer %s has taken %d ms to answer; all clients wait for it: it has to answer from memory",
                     self._name, took_ms,
                 )  # fmt: skip
@@ -79,12 +78,6 @@ class GuardedAuthorizer:
             return False
         return True
 
-    def _warn(self, text: str, *values: Any) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._logged_ns >= LOG_NS:
-            self._logged_ns = now_ns
-            _log.warning(text, *values)
-
 
 def check_authorizer(text: str, auth: str) -> None:
     """Check the setting before anything begins; loads no package. Raises InvalidArgument for a name that no package has,
@@ -93,37 +86,11 @@ def check_authorizer(text: str, auth: str) -> None:
         raise FailedPrecondition(
             "authorizer is set, and this broker asks no one who they are; serve it with --auth required"
         )
-    _entry_point(text.partition(":")[0])
+    _GROUP.check(text)
 
 
 def load_authorizer(text: str, clock: Clock) -> GuardedAuthorizer | None:
     """Load the authorizer that the setting names; None if it names none. Raises InvalidArgument if it cannot be loaded."""
     if not text:
         return None
-    name, _, argument = text.partition(":")
-    entry = _entry_point(name)
-    try:
-        inner: Any = entry.load()(argument)
-    except Exception as error:  # whatever a foreign package raises
-        raise InvalidArgument(
-            f"the authorizer {name} is {entry.value} of another package, which cannot be loaded: {error!r}; repair it, "
-            "or leave the setting authorizer empty"
-        ) from error
-    if not callable(getattr(inner, "authorize", None)):
-        raise InvalidArgument(
-            f"the authorizer {name} is {entry.value}, which gives no object with authorize(principal, permission, resource)"
-        )
-    return GuardedAuthorizer(name, inner, clock)
-
-
-def _entry_point(name: str) -> EntryPoint:
-    """The entry point of a name. Raises InvalidArgument if there is none."""
-    from importlib.metadata import entry_points  # imports two dozen modules, which few brokers need
-
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    if not found:
-        known = ", ".join(sorted(entry_points(group=ENTRY_POINT_GROUP).names)) or "none"
-        raise InvalidArgument(
-            f"no installed package has an authorizer {name!r}; there are: {known}"
-        )
-    return next(iter(found))
+    return GuardedAuthorizer(text.partition(":")[0], _GROUP.load(text), clock)

@@ -1,4 +1,5 @@
-"""X.509 certificates: their fingerprints and dates, and new ones for a host that has no CA."""
+"""X.509 certificates: their fingerprints, dates and subjects, when lists of revoked ones end, and new ones for a host
+that has no CA."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import datetime as dt
 import hashlib
 import ipaddress
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +21,14 @@ __all__ = [
     "DAYS",
     "PIN_PREFIX",
     "NewCertificate",
+    "canonical_subject",
     "certificate_dates",
+    "crl_dates",
+    "crl_issuer_name",
     "fingerprint_of",
     "new_certificate",
+    "subject_name",
+    "subject_of",
 ]
 
 PIN_PREFIX = "sha256:"
@@ -31,8 +38,15 @@ DAYS_MAX = 36_500
 _READABLE = 0o644
 _CLOCKS_DIFFER = dt.timedelta(hours=1)
 """A certificate is good from so long before now on."""
-_VERSION, _UTC_TIME, _LONG = 0xA0, 0x17, 0x80
-"""Of DER: the tag of a version, of a time with two digits of the year, the mark of a long length."""
+_VERSION, _INTEGER, _LONG = 0xA0, 0x02, 0x80
+"""Of DER: the tags of a certificate's version and of a number, the mark of a long length."""
+_VALIDITY, _SUBJECT = 3, 4
+"""Places in `_certificate_fields`."""
+_CRL_ISSUER = 1
+"""Place in `_crl_fields`."""
+_UTC_TIME = 0x17
+_TIMES = _UTC_TIME, 0x18
+"""Of DER: the tags of a time with two digits of the year, and with four."""
 _HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")
 
 
@@ -44,20 +58,43 @@ def fingerprint_of(der: bytes) -> str:
 def certificate_dates(der: bytes) -> tuple[int, int]:
     """Return from when and until when a certificate in DER is good, wall clock in nanoseconds. Raises InvalidArgument."""
     try:
-        certificate = _element(der, 0)
-        signed = _element(der, certificate.start)
-        at = signed.start
-        if der[at] == _VERSION:
-            at = _element(der, at).end
-        for _ in range(3):  # serial number, algorithm, issuer
-            at = _element(der, at).end
-        begin = _element(der, _element(der, at).start)
+        begin = _element(der, _certificate_fields(der)[_VALIDITY].start)
         end = _element(der, begin.end)
         return _time(der, begin), _time(der, end)
     except (IndexError, ValueError):
         raise InvalidArgument(
             "the dates of a certificate cannot be read; make it anew, as X.509 version 3"
         ) from None
+
+
+def crl_dates(der: bytes) -> tuple[int, int]:
+    """Return from when and until when a list of revoked certificates (CRL) in DER is good, wall clock in nanoseconds;
+    until 0: for ever. Raises InvalidArgument.
+    """
+    try:
+        _, _, begin, *rest = _crl_fields(der)
+        end_ns = _time(der, rest[0]) if rest and rest[0].tag in _TIMES else 0
+        return _time(der, begin), end_ns
+    except (IndexError, ValueError):
+        raise InvalidArgument(
+            "the dates of a list of revoked certificates cannot be read; fetch it again from its CA"
+        ) from None
+
+
+def subject_name(der: bytes) -> bytes:
+    """Return the subject of a certificate in DER, as it stands there. Raises InvalidArgument."""
+    try:
+        return _content(der, _certificate_fields(der)[_SUBJECT])
+    except (IndexError, ValueError):
+        raise InvalidArgument("a certificate cannot be read; make it anew") from None
+
+
+def crl_issuer_name(der: bytes) -> bytes:
+    """Return the name of the CA of a CRL in DER, as it stands there. Raises InvalidArgument."""
+    try:
+        return _content(der, _crl_fields(der)[_CRL_ISSUER])
+    except (IndexError, ValueError):
+        raise InvalidArgument("a CRL cannot be read; fetch it again from its CA") from None
 
 
 class _Element(NamedTuple):
@@ -80,13 +117,100 @@ def _element(der: bytes, at: int) -> _Element:
     return _Element(tag, start, start + length)
 
 
+def _fields(der: bytes) -> list[_Element]:
+    """Find what is signed of a certificate or a CRL. Raises IndexError, ValueError."""
+    signed = _element(der, _element(der, 0).start)
+    found, at = [], signed.start
+    while at < signed.end:
+        found.append(_element(der, at))
+        at = found[-1].end
+    return found
+
+
+def _certificate_fields(der: bytes) -> list[_Element]:
+    """Serial number, algorithm, issuer, validity, subject, and more. Raises IndexError, ValueError."""
+    found = _fields(der)
+    return found[1:] if found[0].tag == _VERSION else found
+
+
+def _crl_fields(der: bytes) -> list[_Element]:
+    """Algorithm, issuer, begin, perhaps end, and more. Raises IndexError, ValueError."""
+    found = _fields(der)
+    return found[1:] if found[0].tag == _INTEGER else found
+
+
+def _content(der: bytes, element: _Element) -> bytes:
+    return der[element.start : element.end]
+
+
 def _time(der: bytes, element: _Element) -> int:
     """Read a time of a certificate, in nanoseconds. Raises ValueError."""
-    text = der[element.start : element.end].decode("ascii")
+    if element.tag not in _TIMES:
+        raise ValueError("no time")
+    text = _content(der, element).decode("ascii")
     if element.tag == _UTC_TIME:  # two digits of the year: 1950 to 2049
         text = ("19" if text >= "5" else "20") + text
     read = dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC)
     return int(read.timestamp()) * SECOND_NS
+
+
+def subject_of(der: bytes) -> str:
+    """Return the subject of a certificate in DER as `canonical_subject` writes it; empty: it has none that can be read.
+
+    It is empty where the package cryptography is missing, too: no subject can be registered there.
+    """
+    try:
+        from cryptography import x509
+    except ImportError:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values that are too long: no text stands for them
+            return _subject_text(x509.load_der_x509_certificate(der).subject)
+    except (ValueError, x509.InvalidVersion):
+        return ""
+
+
+def canonical_subject(text: str) -> str:
+    """Write the subject of a certificate in the one form that is compared. Raises FailedPrecondition, InvalidArgument.
+
+    The form is that of RFC 4514: the most specific part first, parts of one level in alphabetical order, no character
+    escaped without need.
+    """
+    _check_package()
+    from cryptography import x509
+
+    if not text:
+        raise InvalidArgument(
+            "an empty subject is that of no one: register the certificate itself, with --certificate-of FILE"
+        )
+    try:
+        return _subject_text(x509.Name.from_rfc4514_string(text))
+    except ValueError:
+        raise InvalidArgument(
+            f"{text!a:.300} is not the subject of a certificate: write it like CN=orders,O=Shop, without spaces between "
+            "the parts, the other way round than `openssl x509 -subject` prints it; or give a certificate that has it, "
+            "with --certificate-subject-of FILE"
+        ) from None
+
+
+def _subject_text(name: Any) -> str:
+    """Write a Name of the package cryptography."""
+    levels = (
+        "+".join(sorted(part.rfc4514_string() for part in level)) for level in reversed(name.rdns)
+    )
+    return ",".join(levels)
+
+
+def _check_package() -> None:
+    """Raise FailedPrecondition where the package cryptography is missing: it is an extra."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise FailedPrecondition(
+            "certificates are made, and their subjects read, by the package cryptography, which is not installed; run: "
+            "pip install 'danube-fast[security]'"
+        ) from error
 
 
 class NewCertificate(NamedTuple):
@@ -135,16 +259,12 @@ def new_certificate(
 
 def _certificate_and_key(names: Sequence[str], days: int, now_ns: int) -> tuple[bytes, bytes]:
     """Make them in PEM. Raises FailedPrecondition, InvalidArgument."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-    except ImportError as error:
-        raise FailedPrecondition(
-            "certificates are made by the package cryptography, which is not installed; run: pip install "
-            "'danube-fast[security]'"
-        ) from error
+    _check_package()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     begin = dt.datetime.fromtimestamp(now_ns // SECOND_NS, dt.UTC)
     try:

@@ -73,7 +73,8 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    issuer: Annotated[list[Issuer], Meta(min_length=1, max_length=ISSUERS_MAX)]
+    issuer: Annotated[list[Issuer], Meta(max_length=ISSUERS_MAX)]
+    """`issuer = []` trusts no one; an empty file is a mistake."""
 
 
 def read_issuers(path: Path) -> list[Issuer]:

@@ -30,6 +30,7 @@ from danube_fast.security.records import (
     Credential,
     Principal,
     Record,
+    Revocation,
     Role,
     SignOn,
     check_key,
@@ -238,6 +239,8 @@ class Policy:
                 self.sign_ons.put(record)
                 while self.sign_ons.weight > KEPT_MAX:
                     self.remove(self.sign_ons.first_to_end())
+            case Revocation():
+                self._remove_all(self.sign_ons.revoke(record))
         if not isinstance(record, SignOn) or (
             isinstance(old, SignOn) and old.groups != record.groups
         ):
@@ -271,7 +274,7 @@ class Policy:
                 self._remove_all(self.sign_ons.held_by(f"{API_KEY_SOURCE}{record.id}"))
             case SignOn():
                 self.sign_ons.discard(record)
-        self.changes += not isinstance(record, SignOn)  # the session ends, and all with it
+        self.changes += not isinstance(record, SignOn | Revocation)  # with one its session ends
         return True
 
     def _remove_all(self, keys: Iterable[str]) -> None:
@@ -285,7 +288,7 @@ class Policy:
     def purge(self, now_ns: int) -> None:
         """Remove the sign-ons that have ended `ENDED_NS` before that wall time: until then their sessions are sent away,
         and one that is renewed at the last moment with other groups counts as a change."""
-        self._remove_all(self.sign_ons.ended(now_ns - ENDED_NS))
+        self._remove_all(self.sign_ons.removable(now_ns - ENDED_NS))
 
     def clear(self) -> None:
         """Remove all records."""

@@ -1,8 +1,8 @@
-"""Records of the security policy: roles, bindings of them, principals, credentials, API keys, sign-ons.
+"""Records of the security policy: roles, bindings of them, principals, credentials, API keys, sign-ons, revocations.
 
-Each has a key of its own in the store (`role/NAME`, `binding/ID`, `principal/NAME`, `credential/ID`, `api_key/ID`) and
-is checked before it is written. A credential holds what names a key, never a secret. A sign-on (`sign_on/KEY`) is in
-memory only.
+Each has a key of its own in the store (`role/NAME`, `binding/ID`, `principal/NAME`, `credential/ID`, `api_key/ID`,
+`revocation/HOLDER`) and is checked before it is written. A credential holds what names a key, never a secret. A sign-on
+(`sign_on/KEY`) is in memory only; a revocation is stored, so that no copy that has missed it brings a sign-on back.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from danube_fast.types import Permission
 
 __all__ = [
     "API_KEY_SOURCE",
+    "AUTHENTICATOR_SOURCE",
     "BOOTSTRAP",
     "BUILTIN_ROLES",
     "EXPIRES_NS_MAX",
     "GROUPS_MAX",
     "JWT_SOURCE",
     "LABEL_CHARACTERS_MAX",
+    "SUBJECT_BYTES_MAX",
     "ApiKey",
     "Binding",
     "Credential",
     "Principal",
     "Record",
+    "Revocation",
     "Role",
     "SignOn",
     "check_key",
@@ -45,11 +48,15 @@ API_KEY_SOURCE = "api_key:"
 """In front of the id of the API key that a sign-on was made with."""
 JWT_SOURCE = "jwt:"
 """In front of the name of the issuer whose token a sign-on was made with."""
+AUTHENTICATOR_SOURCE = "authenticator:"
+"""In front of the name of the authenticator of another package that has vouched for a sign-on."""
 
 GROUPS_MAX = 256
 """Groups of one principal: every check looks at each of them."""
 LABEL_CHARACTERS_MAX = 256
 """Enough to say which machine a key is on; labels are sent with every copy of the policy."""
+SUBJECT_BYTES_MAX = 192
+"""Of the subject of a certificate, in UTF-8: it fits a key of the store, and the audit log shows all of it."""
 EXPIRES_NS_MAX = 2**63 - 1
 """Fits 8 bytes with a sign: the year 2262."""
 _UID_MAX = 2**32 - 2  # the last of 32 bits means no user
@@ -60,6 +67,7 @@ _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,128}\Z")
 _NAME_RULE = "1 to 128 letters, digits, '_', '.', '@' or '-'"
 _CREDENTIAL = re.compile(
     r"curve:[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z|uid:(?P<uid>0|[1-9][0-9]{0,9})\Z|mtls:[0-9a-f]{64}\Z"
+    r"|mtls:(?P<subject>[0-9A-Za-z.-]+=.*)\Z"
 )
 _API_KEY_ID = re.compile(r"[A-Za-z0-9_-]{16}\Z")
 _SALT = re.compile(r"[0-9a-f]{32}\Z")
@@ -102,7 +110,8 @@ class Credential(_Record, frozen=True, gc=False, tag="credential"):
     """Proof of a principal: a public key, a user of this host, or a certificate."""
 
     credential: str
-    """`curve:` and 40 characters of Z85, `uid:` and a number, or `mtls:` and the SHA-256 of a client's certificate."""
+    """`curve:` and 40 characters of Z85, `uid:` and a number, or `mtls:` and the SHA-256 of a client's certificate, or
+    its subject."""
     principal: str
     expires_ns: int = 0
     """Wall clock; 0 means never."""
@@ -135,12 +144,28 @@ class SignOn(_Record, frozen=True, gc=False, tag="sign_on"):
     expires_ns: int
     """Wall clock."""
     source: str
-    """`api_key:ID` or `jwt:NAME` of an issuer."""
+    """`api_key:ID`, `jwt:NAME` of an issuer, or `authenticator:NAME`."""
     registered: bool = True
-    """The principal must have a record. Without, an issuer is trusted with principals that have none."""
+    """The principal must have a record. Without, the source is trusted with principals that have none."""
+    made_ns: int = 0
+    """When it was asked for, wall clock: a revocation of that time or later ends it."""
+
+    @property
+    def holders(self) -> tuple[str, str, str]:
+        """Names by which it may be revoked: its own key, its principal, its source."""
+        return f"sign_on/{self.public_key}", f"principal/{self.principal}", self.source
 
 
-Record = Role | Binding | Principal | Credential | ApiKey | SignOn
+class Revocation(_Record, frozen=True, gc=False, tag="revocation"):
+    """Ends the sign-ons that were made so far by a key, for a principal or by a source; later ones are good."""
+
+    holder: str
+    """`sign_on/KEY`, `principal/NAME`, `api_key:ID`, `jwt:NAME` or `authenticator:NAME`."""
+    until_ns: int
+    """Wall clock."""
+
+
+Record = Role | Binding | Principal | Credential | ApiKey | SignOn | Revocation
 
 BUILTIN_ROLES: dict[str, Role] = {
     role.name: role
@@ -179,6 +204,8 @@ def key_of(record: Record) -> str:
             return f"api_key/{record.id}"
         case SignOn():
             return f"sign_on/{record.public_key}"
+        case Revocation():
+            return f"revocation/{record.holder}"
     raise _not_a_record(record)
 
 
@@ -256,12 +283,22 @@ def _check_credential(credential: Credential) -> None:
         raise InvalidArgument(
             "that does not name a credential; write curve: and the 40 characters of a public key in "
             f"Z85, uid: and the number of a user, 0 to {_UID_MAX}, or mtls: and the 64 digits of the SHA-256 of a "
-            "certificate"
+            "certificate, or its subject"
         )
+    if found["subject"] is not None:
+        _check_subject(found["subject"])
     _check_name(credential.principal, "a principal")
     what = f"a credential of {credential.principal}"
     _check_expiry(what, credential.expires_ns)
     _check_label(what, credential.label)
+
+
+def _check_subject(subject: str) -> None:
+    if not subject.isprintable() or len(subject.encode()) > SUBJECT_BYTES_MAX:
+        raise InvalidArgument(
+            f"the subject {subject!a:.300} is not printable, or longer than {SUBJECT_BYTES_MAX} bytes of UTF-8; register "
+            "its certificates with --certificate-of"
+        )
 
 
 def _check_api_key(api_key: ApiKey) -> None:
@@ -287,15 +324,33 @@ def _check_sign_on(sign_on: SignOn) -> None:
     _check_name(sign_on.principal, "a principal")
     _check_groups(sign_on.principal, sign_on.groups)
     _check_expiry(f"a sign-on of {sign_on.principal}", sign_on.expires_ns)
-    kind, _, name = sign_on.source.partition(":")
-    if (
-        f"{kind}:" not in (API_KEY_SOURCE, JWT_SOURCE)
-        or not is_name(name)
-        or not sign_on.expires_ns
-    ):
+    _check_expiry(f"a sign-on of {sign_on.principal}", sign_on.made_ns)
+    if not _is_source(sign_on.source) or not sign_on.expires_ns:
         raise InvalidArgument(
             f"a sign-on of {sign_on.principal} needs what it was made with, and an end"
         )
+
+
+def _check_revocation(revocation: Revocation) -> None:
+    kind, _, name = revocation.holder.partition("/")
+    is_holder = (
+        (kind == "sign_on" and _CREDENTIAL.match(f"curve:{name}") is not None)
+        or (kind == "principal" and is_name(name))
+        or _is_source(revocation.holder)
+    )
+    if not is_holder:
+        raise InvalidArgument(
+            f"{revocation.holder!a:.300} has no sign-ons; give the public key of one, a user, or what they were made "
+            f"with: {API_KEY_SOURCE}ID, {JWT_SOURCE}ISSUER or {AUTHENTICATOR_SOURCE}NAME"
+        )
+    _check_expiry("a revocation", revocation.until_ns)
+
+
+def _is_source(text: str) -> bool:
+    """Whether a text says what a sign-on was made with."""
+    kind, colon, name = text.partition(":")
+    sources = API_KEY_SOURCE, JWT_SOURCE, AUTHENTICATOR_SOURCE
+    return f"{kind}{colon}" in sources and is_name(name)
 
 
 def _check_expiry(what: str, expires_ns: int) -> None:
@@ -321,6 +376,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Credential: _check_credential,
     ApiKey: _check_api_key,
     SignOn: _check_sign_on,
+    Revocation: _check_revocation,
 }
 
 
@@ -337,5 +393,5 @@ def _check_name(name: str, what: str) -> None:
 def _not_a_record(record: object) -> InvalidArgument:
     return InvalidArgument(
         f"{type(record).__name__} is not a record of the policy; give a Role, a Binding, a Principal, "
-        "a Credential, an ApiKey or a SignOn"
+        "a Credential, an ApiKey, a SignOn or a Revocation"
     )

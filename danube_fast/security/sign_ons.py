@@ -3,6 +3,7 @@
     proof --> record                 asked for each connection, by the thread of ZAP too
     principal, source --> keys       removed with them
     end --> keys                     purged when it has come
+    revocation --> keys              made until then: removed, and refused if they are told again
 
 A sign-on that is renewed keeps its key, and gets another end and other groups.
 """
@@ -10,18 +11,25 @@ A sign-on that is renewed keeps its key, and gets another end and other groups.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping
 
+from danube_fast.clock import SECOND_NS
 from danube_fast.security.authentication import Identity
-from danube_fast.security.records import API_KEY_SOURCE, ApiKey, Record, SignOn
+from danube_fast.security.records import API_KEY_SOURCE, ApiKey, Record, Revocation, SignOn
 
-__all__ = ["KEPT_MAX", "WEIGHT_MAX", "SignOns", "weight_of"]
+__all__ = ["KEPT_MAX", "LIFETIME_NS_MAX", "WEIGHT_MAX", "SignOns", "weight_of"]
+
+LIFETIME_NS_MAX = 24 * 3600 * SECOND_NS
+"""A sign-on ends after that time at the latest, and a revocation has nothing left to end."""
 
 WEIGHT_MAX = 400_000
 """Sign-ons that are there at one time, and groups that they claim."""
 KEPT_MAX = 2 * WEIGHT_MAX
 """Of a copy, which keeps those that a coordinator had before it started again; then those go that end first."""
 _STALE_ENDS_MAX = 1000
+REVOKED_AT_ONCE = 5000
+"""Sign-ons that are removed in one turn when all of an issuer are revoked. They are good for nothing before."""
 
 
 def weight_of(record: SignOn) -> int:
@@ -43,6 +51,8 @@ class SignOns:
         """Keys in the store, by `principal/NAME` and by source."""
         self._ends: list[tuple[int, str]] = []
         """A heap of ends and public keys, stale ones among them."""
+        self._revoked: deque[str] = deque()
+        """Keys in the store that revocations have named; some may be gone or renewed."""
         self._weights: dict[str, int] = {}
         """By principal."""
         self.weight = 0
@@ -57,7 +67,7 @@ class SignOns:
         self._let_go(self._by_proof.get(proof), key)
         self._claims[proof] = tuple(f"group:{group}" for group in record.groups)
         self._by_proof[proof] = record
-        for holder in (f"principal/{record.principal}", record.source):
+        for holder in record.holders[1:]:
             self._by_holder.setdefault(holder, set()).add(key)
         self._weigh(record.principal, weight_of(record))
         heapq.heappush(self._ends, (record.expires_ns, record.public_key))
@@ -75,7 +85,7 @@ class SignOns:
         """Take a sign-on from its principal and its source."""
         if old is None:
             return
-        for holder in (f"principal/{old.principal}", old.source):
+        for holder in old.holders[1:]:
             keys = self._by_holder[holder]
             keys.discard(key)
             if not keys:
@@ -100,7 +110,9 @@ class SignOns:
         return sign_on.principal
 
     def vouches(self, sign_on: SignOn, now_ns: int) -> bool:
-        """Whether a sign-on may be, but for its own end: its API key is there, its principal may come in."""
+        """Whether a sign-on may be, but for its own end: it is not revoked, its API key is there, its principal may come in."""
+        if self.is_revoked(sign_on):
+            return False
         if sign_on.source.startswith(API_KEY_SOURCE):
             found = self._records.get(f"api_key/{sign_on.source.removeprefix(API_KEY_SOURCE)}")
             if not isinstance(found, ApiKey) or found.principal != sign_on.principal:
@@ -108,6 +120,14 @@ class SignOns:
             if found.expires_ns and now_ns >= found.expires_ns:
                 return False
         return sign_on.principal in self._subjects or self._may_be_unknown(sign_on)
+
+    def is_revoked(self, sign_on: SignOn) -> bool:
+        """Whether a revocation ends a sign-on."""
+        for holder in sign_on.holders:
+            found = self._records.get(f"revocation/{holder}")
+            if isinstance(found, Revocation) and sign_on.made_ns <= found.until_ns:
+                return True
+        return False
 
     def _may_be_unknown(self, sign_on: SignOn) -> bool:
         return not sign_on.registered and f"principal/{sign_on.principal}" not in self._records
@@ -131,8 +151,28 @@ class SignOns:
         return list(self._by_proof.values())
 
     def held_by(self, holder: str) -> list[str]:
-        """Return the keys (`sign_on/KEY`) of a principal (`principal/NAME`) or of a source."""
+        """Return the keys (`sign_on/KEY`) of a principal (`principal/NAME`) or of a source; of a key itself, if it is there."""
+        if f"curve:{holder.removeprefix('sign_on/')}" in self._by_proof:
+            return [holder]
         return list(self._by_holder.get(holder, ()))
+
+    def revoke(self, revocation: Revocation) -> list[str]:
+        """Return some keys (`sign_on/KEY`) that a revocation ends; they are to be removed, and the others with `removable`."""
+        self._revoked.extend(self.held_by(revocation.holder))
+        return self._some_revoked()
+
+    def removable(self, now_ns: int) -> list[str]:
+        """Return the keys (`sign_on/KEY`) of those that have ended at that wall time, and of some that are revoked."""
+        return self.ended(now_ns) + self._some_revoked()
+
+    def _some_revoked(self) -> list[str]:
+        found: list[str] = []
+        while self._revoked and len(found) < REVOKED_AT_ONCE:
+            key = self._revoked.popleft()
+            record = self._records.get(key)
+            if isinstance(record, SignOn) and self.is_revoked(record):  # and not renewed since
+                found.append(key)
+        return found
 
     def weight_of(self, principal: str) -> int:
         """Return what the sign-ons of a principal weigh together, ended ones that are not purged yet among them."""

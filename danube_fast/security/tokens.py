@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -23,12 +24,21 @@ from danube_fast.security.records import BOOTSTRAP, GROUPS_MAX, JWT_SOURCE, is_n
 if TYPE_CHECKING:
     from jwt.algorithms import Algorithm
 
-__all__ = ["TOKEN_BYTES_MAX", "OpenToken", "TokenVerifier", "Verified"]
+__all__ = [
+    "TOKEN_BYTES_MAX",
+    "OpenToken",
+    "TokenVerifier",
+    "Verified",
+    "groups_of",
+    "user_of",
+]
 
 TOKEN_BYTES_MAX = 16 * 1024
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\Z")
 _SECONDS_END = 1 << 33
 """The year 2242: later times are mistakes."""
+Wrong = Callable[[str], PermissionDenied]
+"""Makes the refusal that says what is wrong."""
 
 
 class OpenToken(NamedTuple):
@@ -43,7 +53,7 @@ class OpenToken(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Claims that a token, or an API key, vouches for."""
+    """Claims that a token, an API key or an authenticator vouches for."""
 
     principal: str
     groups: list[str]
@@ -71,12 +81,8 @@ class TokenVerifier:
 
     def open(self, text: str) -> OpenToken:
         """Find out who is said to have issued a token. Raises PermissionDenied."""
-        if len(text) > TOKEN_BYTES_MAX or not _FORM.match(text):
-            raise PermissionDenied("malformed, or too long")
-        head, payload, _ = text.split(".")
-        header, claims = _decode(head), _decode(payload)
-        named = claims.get("iss")
-        issuer = self._issuers.get(named) if isinstance(named, str) else None
+        header, claims = _parse(text)
+        issuer = self._issuer_of(claims)
         if issuer is None:
             raise PermissionDenied("its issuer is not trusted")
         if "crit" in header or "b64" in header:
@@ -89,6 +95,17 @@ class TokenVerifier:
             raise PermissionDenied(f"issuer {issuer.name}: its kid is malformed")
         # a secret has no name
         return OpenToken(text, issuer, algorithm, "" if issuer.secret_file else kid, claims)
+
+    def is_of_an_issuer(self, text: str) -> bool:
+        """Whether a text is a token that says that a trusted issuer made it."""
+        try:
+            return self._issuer_of(_parse(text)[1]) is not None
+        except PermissionDenied:
+            return False
+
+    def _issuer_of(self, claims: dict[str, Any]) -> Issuer | None:
+        named = claims.get("iss")
+        return self._issuers.get(named) if isinstance(named, str) else None
 
     def verify(self, token: OpenToken, key: Any, now_ns: int) -> Verified:
         """Return what a token vouches for at that wall time. Raises PermissionDenied that says what is wrong with it."""
@@ -111,21 +128,18 @@ class TokenVerifier:
         if not any(each in issuer.audiences for each in named if isinstance(each, str)):
             raise wrong("it is for another audience")
         expires_ns = self._check_times(claims, issuer, now_ns, wrong)
-        principal = claims.get(issuer.principal_claim)
-        name = f"{issuer.prefix}{principal}"
-        if not isinstance(principal, str) or not is_name(name):
-            raise wrong(f"its claim {issuer.principal_claim} is not the name of a user")
-        if name == BOOTSTRAP:
-            raise wrong("it names a reserved user")
+        claim = issuer.principal_claim
         return Verified(
-            name,
-            _groups_of(claims.get(issuer.groups_claim), issuer.prefix, wrong),
+            user_of(claims.get(claim), issuer.prefix, f"claim {claim}", wrong),
+            groups_of(claims.get(issuer.groups_claim), issuer.prefix, wrong),
             expires_ns,
             f"{JWT_SOURCE}{issuer.name}",
             not issuer.unregistered,
         )
 
-    def _check_times(self, claims: dict[str, Any], issuer: Issuer, now_ns: int, wrong: Any) -> int:
+    def _check_times(
+        self, claims: dict[str, Any], issuer: Issuer, now_ns: int, wrong: Wrong
+    ) -> int:
         """Return when a sign-on ends that the token brings. Raises PermissionDenied."""
         leeway_ns = issuer.leeway_seconds * SECOND_NS
         if claims.get("exp") is None:
@@ -147,8 +161,18 @@ class TokenVerifier:
         return min(times["exp"] + leeway_ns, now_ns + issuer.lifetime_seconds_max * SECOND_NS)
 
 
-def _groups_of(claim: Any, prefix: str, wrong: Any) -> list[str]:
-    """Return the groups of a claim; those are left out that no binding can name."""
+def user_of(claim: Any, prefix: str, what: str, wrong: Wrong) -> str:
+    """Return the name of the user that is claimed; `what` has claimed it. Raises PermissionDenied."""
+    name = f"{prefix}{claim}" if isinstance(claim, str) else ""
+    if not claim or not is_name(name):
+        raise wrong(f"its {what} is not the name of a user")
+    if name == BOOTSTRAP:
+        raise wrong("it names a reserved user")
+    return name
+
+
+def groups_of(claim: Any, prefix: str, wrong: Wrong) -> list[str]:
+    """Return the groups that are claimed; those are left out that no binding can name. Raises PermissionDenied."""
     if claim is None:
         return []
     if not isinstance(claim, list):
@@ -158,6 +182,14 @@ def _groups_of(claim: Any, prefix: str, wrong: Any) -> list[str]:
     if len(groups) > GROUPS_MAX:
         raise wrong(f"it claims more than {GROUPS_MAX} groups")
     return groups
+
+
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read header and claims of a token. Raises PermissionDenied."""
+    if len(text) > TOKEN_BYTES_MAX or not _FORM.match(text):
+        raise PermissionDenied("malformed, or too long")
+    head, payload, _ = text.split(".")
+    return _decode(head), _decode(payload)
 
 
 def _decode_base64(part: str) -> bytes:

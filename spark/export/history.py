@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from danube_fast.client.client import Client
-from danube_fast.client.entry import connect
 from danube_fast.spark.export.plan import Next
 from danube_fast.spark.options import ReadOptions
 from danube_fast.spark.plan import (
@@ -93,7 +92,7 @@ def open_history(options: ReadOptions) -> Iterator[TopicHistory]:
     if options.url is None and options.store is not None:
         yield TopicHistory(options, None)
         return
-    with connect(options.url) as client:
+    with options.connect() as client:
         client.admin.describe_topic(options.topics[0])  # NotFound, before anything is made
         yield TopicHistory(options, client)
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | `topic` | the topic; a missing one is made as a producer makes it | |
 | `url` | where the broker listens | `DANUBE_URL`, else `danube://127.0.0.1:6650` |
+| `server_key`, `key_file`, `sign_on`, `tls`, `token_file`, `server_uid` | the way into a secured broker | |
 | `write_id` | identity of the write: one that is repeated under it publishes nothing twice | of a stream, its query's id |
 | `staging` | URL of the store where tasks stage rows | the broker's store |
 | `timeoutSeconds` | how long a frame may wait for its ack, such as where a quota is full | 300 |
@@ -18,9 +19,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from danube_fast.checks import check_names
+from danube_fast.client.values.access import Access
 from danube_fast.errors import InvalidArgument
 from danube_fast.history.stores.url import parse_store_url
-from danube_fast.spark.options import KAFKA_PREFIX, kafka_only
+from danube_fast.spark.options import KAFKA_PREFIX, access_of, kafka_only
 from danube_fast.types import parse_topic
 
 __all__ = ["ONCE_PREFIX", "STREAM_PREFIX", "WriteOptions", "check_write_id"]
@@ -32,7 +34,7 @@ ONCE_PREFIX = "once-"
 
 TIMEOUT_SECONDS = 300
 TIMEOUT_SECONDS_MAX = 7 * 24 * 3600
-_NAMES = ("topic", "url", "write_id", "staging", "timeoutSeconds", "path")
+_NAMES = ("topic", "url", "write_id", "staging", "timeoutSeconds", "path", *Access._fields)
 _OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that Spark hands on."""
 _OTHER_NAMES = {"writeid": "write_id"}
@@ -44,6 +46,7 @@ class WriteOptions(NamedTuple):
 
     topic: str
     url: str | None
+    access: Access
     write_id: str
     """Empty: none was given."""
     staging: str | None
@@ -66,6 +69,7 @@ class WriteOptions(NamedTuple):
         return cls(
             topic=str(parse_topic(topic)),
             url=values.get("url"),
+            access=access_of(values),
             write_id=check_write_id(values["write_id"]) if "write_id" in values else "",
             staging=staging,
             timeout_seconds=_timeout(values.get("timeoutSeconds", str(TIMEOUT_SECONDS))),

@@ -17,6 +17,7 @@ from danube_fast.client.client import Client
 from danube_fast.client.entry import broker_url
 from danube_fast.client.link.steps import deadline_after
 from danube_fast.client.produce.frames import FramePublisher, open_frames_steps
+from danube_fast.client.values.access import Access
 from danube_fast.client.values.limits import CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from danube_fast.clock import SystemClock
 from danube_fast.errors import (
@@ -24,6 +25,7 @@ from danube_fast.errors import (
     DataLoss,
     FailedPrecondition,
     NotFound,
+    PermissionDenied,
     ProducerFenced,
 )
 from danube_fast.history.stores.store import ObjectStore
@@ -57,6 +59,7 @@ __all__ = [
     "reached",
 ]
 
+_NO_ACCESS = Access()
 PRODUCER_PREFIX = "spark-"
 STEPS = ("staged", "committed", "half", "published", "done", "swept")
 """The instants at which a driver may be killed, in their order; `half`: some frames are published."""
@@ -92,11 +95,13 @@ def producer_name(write_id: str) -> str:
 class BrokerLink(Client):
     """A driver's client, which publishes ready frames; a context manager."""
 
-    def __init__(self, url: str | None, timeout_seconds: float) -> None:
-        """`timeout_seconds`: for the ack of a frame. Raises Unavailable, InvalidArgument."""
+    def __init__(
+        self, url: str | None, timeout_seconds: float, access: Access = _NO_ACCESS
+    ) -> None:
+        """`timeout_seconds`: for the ack of a frame. Raises as `danube_fast.connect`."""
         super().__init__(
-            broker_url(url), CONNECT_TIMEOUT_SECONDS, name="spark-write", token=None, tls=None,
-            transport="auto",
+            broker_url(url), CONNECT_TIMEOUT_SECONDS,
+            **{"name": "spark-write", "token": None, "tls": None, "transport": "auto", **access.arguments()},
         )  # fmt: skip
         self._timeout = timeout_seconds
 
@@ -118,7 +123,13 @@ class BrokerLink(Client):
         return StagingTarget(topic, ids, limits, store, payload_bytes_max)
 
     def _store_of_broker(self) -> str:
-        history: dict[str, Any] = self.admin.cluster_status().get("history") or {}
+        try:
+            status = self.admin.cluster_status()
+        except PermissionDenied as error:
+            raise PermissionDenied(
+                f"{error}; a user without it names the store itself: .option('staging', 's3://bucket/prefix')"
+            ) from error
+        history: dict[str, Any] = status.get("history") or {}
         store: str = history.get("store") or ""
         if not store:
             raise FailedPrecondition(f"the broker has no store; {STAGING_REMEDY}")

@@ -74,7 +74,7 @@ class _Writer:
             )
         options = WriteOptions.parse(given)
         check_columns(schema)
-        with BrokerLink(options.url, options.timeout_seconds) as link:
+        with BrokerLink(options.url, options.timeout_seconds, options.access) as link:
             target = link.target(options.topic, options.staging)
         open_staging(target.store).close()  # a folder is made here, not by tasks on other hosts
         return cls(options, target)
@@ -102,7 +102,7 @@ class _Writer:
         self, staged: Sequence[StagedRows], batch: int, *, must_exist: bool = False
     ) -> None:
         """Commit and publish what tasks have staged. `must_exist`: that is nothing, as it is committed already."""
-        first = staged[0]
+        first, given = staged[0], self._options
         if any(each.partition_ids != first.partition_ids for each in staged):
             raise FailedPrecondition(
                 f"{self._options.topic} was made again while tasks staged rows for it; run the job again"
@@ -114,7 +114,7 @@ class _Writer:
         )  # fmt: skip
         store = open_staging(first.store)
         try:
-            with BrokerLink(self._options.url, self._options.timeout_seconds) as link:
+            with BrokerLink(given.url, given.timeout_seconds, given.access) as link:
                 publish_proposal(link, store, proposal)
         finally:
             store.close()

@@ -8,12 +8,14 @@ from typing import Any
 
 from danube_fast.bench.load import streams
 from danube_fast.bench.load.member import Link
+from danube_fast.bench.load.payloads import NUMBER_BYTES
 from danube_fast.bench.load.streams import consume_batches
 from danube_fast.bench.workloads import (
     crowd,
     delayed,
     lapped,
     promotion,
+    requests,
     share,
     soak_roles,
     unacked,
@@ -21,17 +23,20 @@ from danube_fast.bench.workloads import (
 from danube_fast.bench.workloads.delayed import take_delayed
 from danube_fast.bench.workloads.lapped import fall_behind
 from danube_fast.bench.workloads.promotion import follow
+from danube_fast.bench.workloads.requests import request_each
+from danube_fast.bench.workloads.security import turns
 from danube_fast.bench.workloads.share import produce_keyed
 from danube_fast.client.consumer import Consumer
 from danube_fast.client.producer import Producer
 
 __all__ = [
     "LOST_LIST", "churn", "consume_batches", "consume_share", "fall_behind", "fill", "follow", "hold_all",
-    "produce_keyed", "produce_lists", "publish_delayed", "publish_on", "publish_paced", "stand",
-    "take_delayed",
+    "produce_keyed", "produce_lists", "publish_delayed", "publish_in_turns", "publish_on", "publish_paced",
+    "receive_in_turns", "reply_each", "request_each", "stand", "take_delayed",
 ]  # fmt: skip
 
 LOST_LIST = 2
+LATE_REPLIES = (19, 39)
 delayed.SILENCE_SECONDS = 10.0
 for module in (lapped, streams):
     module.SILENCE_SECONDS = {True: 10.0, False: 1.0}
@@ -80,6 +85,18 @@ def stand(link: Link, options: dict[str, Any]) -> None:
     soak_roles.stand(link, options)
 
 
+def publish_in_turns(link: Link, options: dict[str, Any]) -> None:
+    """That of the workloads about security, less a list."""
+    _forget_a_list()
+    turns.publish_in_turns(link, options)
+
+
+def receive_in_turns(link: Link, options: dict[str, Any]) -> None:
+    """That of the workloads about security; it does not wait long."""
+    turns.SILENCE_SECONDS = 2.0
+    turns.receive_in_turns(link, options)
+
+
 def publish_delayed(link: Link, options: dict[str, Any]) -> None:
     """That of `delayed`, less a list."""
     _forget_a_list()
@@ -117,3 +134,16 @@ def publish_paced(link: Link, options: dict[str, Any]) -> None:
 def fill(link: Link, options: dict[str, Any]) -> None:
     """That of `crowd`; each topic gets the next one's message."""
     crowd.fill(link, options | {"topics": options["topics"][1:] + options["topics"][:1]})
+
+
+def reply_each(link: Link, options: dict[str, Any]) -> None:
+    """That of `requests`; two requests get the reply to the one before them."""
+    right, before = requests.reply_to, [b""]
+
+    def late(payload: bytes) -> bytes:
+        number = int.from_bytes(payload[:NUMBER_BYTES], "little")
+        said, before[0] = before[0] if number in LATE_REPLIES else payload, payload
+        return right(said)
+
+    requests.reply_to = late
+    requests.reply_each(link, options)

@@ -158,7 +158,7 @@ def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
     known |= {"vs_batch_acks", "early", "late_p99_ms", "late_max_ms", "peak_mb"}
     known |= {"outage_late_max_ms"}
     known |= {"first_ms", "requests", "throttled_vs_no_upload", "turn_ratio"}
-    known |= {"vs_bare", "vs_log", "vs_no_upload"}
+    known |= {"vs_bare", "vs_log", "vs_no_upload", "vs_nats"}
     known |= {
         "vs_parquet",
         "ten_columns_vs_parquet",
@@ -166,6 +166,15 @@ def test_every_workload_has_a_floor_but_raw_zeromq() -> None:
         "streamed_per_s",
         "export_mb_per_s",
     }
+    known |= {
+        "rate_ratio",
+        "latency_ratio",
+        "lists_ratio",
+        "handshakes_per_s",
+        "check_p99_us",
+        "load_seconds",
+    }
+    known |= {f"{name}_apart" for name in ("lookup", "describe", "watch", "open", "subscribe")}
     known |= {"broker_cpu_share", "slice_bytes_share"}
     known |= {"orderly_seconds", "killed_seconds", "stop_seconds_max", "kill_seconds_max"}
     assert {floor.figure for case in cases for floor in case.floors} <= known

@@ -62,7 +62,11 @@ def run_both(rig: Rig, adapter: Adapter, variant: Variant, server: Any) -> None:
 
 
 def members_options(variant: Variant, address: str, **changes: Any) -> dict[str, Any]:
-    return variant.options | {"address": address, "topic": "t", "message_bytes": SIZE} | changes
+    return (
+        variant.options
+        | {"address": address, "topic": "t", "topics": 1, "message_bytes": SIZE}
+        | changes
+    )
 
 
 def exchange(adapter: Adapter, options: dict[str, Any]) -> None:

@@ -85,7 +85,10 @@ def test_no_name_at_all_is_refused() -> None:
     [
         (["--peers", "natz"], "did you mean 'nats'"),
         (["--peers", "zeromq", "--check"], "leave one of them out"),
-        (["fanout", "--peers", "zeromq"], "compares throughput and latency"),
+        (
+            ["fanout", "--peers", "zeromq"],
+            "compares throughput, latency, topics, requests; leave out fanout",
+        ),
         (["--peers", "zeromq", "--producers", "2"], "takes no --producers"),
         (["--peers", "zeromq", "--url", "danube://127.0.0.1:1"], "leave --url out"),
     ],
@@ -292,7 +295,7 @@ def test_what_a_peer_loses_doubles_or_changes_is_counted(role: str) -> None:
         changed = cut[9][:-1] + bytes([cut[9][-1] ^ 1])
         delivered = [[*cut[:5], cut[4]], [*cut[5:9], changed, *cut[11:]], [cut[19]]]
         link: Any = Notebook()
-        options = {"fd": fd, "message_bytes": SIZE, "messages": 20, "is_lossy": True}
+        options = {"fd": fd, "message_bytes": SIZE, "messages": 20, "topics": 1, "is_lossy": True}
         getattr(roles, role)(link, options, Canned(delivered))
     finally:
         os.close(fd)

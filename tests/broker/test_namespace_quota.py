@@ -57,6 +57,22 @@ def test_a_quota_is_kept_and_taken_back_and_no_topic_inherits_it(store: MemorySt
         again.namespaces.set_quota("nowhere", {}, 1)
 
 
+def test_each_change_of_a_quota_is_told_once_it_is_recorded(store: MemoryStore) -> None:
+    namespaces = directory(store).namespaces
+    told: list[tuple[str, int]] = []
+    namespaces.quota_listeners.append(
+        lambda name: told.append((name, namespaces.quota(name).namespace_topics_max))
+    )
+    namespaces.create("iot", 1)
+    namespaces.set_quota("iot", {"namespace_topics_max": 2}, 1)
+    namespaces.set_values("iot", {"producers_max": 1}, [], 1)
+    namespaces.delete("iot", [])
+    assert told == [("iot", 0), ("iot", 2), ("iot", 0)]
+    with pytest.raises(NotFound):
+        namespaces.set_quota("iot", {}, 1)
+    assert len(told) == 3
+
+
 def test_topics_are_counted_from_their_creation_to_their_end(store: MemoryStore) -> None:
     topics = directory(store)
     topics.namespaces.create("iot", 1)

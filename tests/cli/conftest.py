@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import danube_fast
 from danube_fast.cli import broker as seam
 from danube_fast.cli import consume, doctor, produce
 from danube_fast.cli.failures import wants_json
 from danube_fast.cli.main import main
+from danube_fast.errors import NotFound
 from tests.cli.fakes import FakeBroker
 
 
@@ -55,6 +57,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
     for module in (seam, produce, consume, doctor):
         monkeypatch.setattr(module, "connect", broker.connect)
     return broker
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `danube_fast.connect` is called with; no broker is there."""
+    calls: list[dict[str, Any]] = []
+
+    def connect(url: str, **options: Any) -> Any:
+        calls.append({"url": url, **options})
+        raise NotFound("no broker; this is a test")
+
+    monkeypatch.setattr(danube_fast, "connect", connect)
+    monkeypatch.setattr(seam, "_try_all", lambda url, has_key: None)
+    return calls
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from danube_fast.client.values.message import Message, MessageId
-from danube_fast.errors import DanubeError, NotFound
+from danube_fast.errors import NotFound
 
 PUBLISH_TIME_NS = 1_385_000_000_123_456_789
 
@@ -75,7 +75,7 @@ class FakeAdmin:
         def call(**arguments: Any) -> Any:
             self._broker.asked.append((name, arguments))
             answer = self._broker.answers.get(name, {})
-            if isinstance(answer, DanubeError):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
 

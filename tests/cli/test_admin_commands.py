@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from danube_fast.broker.admin import OPERATIONS
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from danube_fast.security.api_keys import verify
 from danube_fast.security.records import ApiKey
 from tests.cli.conftest import Run
@@ -80,6 +80,12 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("security tokens list", "list_security", {"record_kind": "api_key"}),
     ("security tokens remove 8fK2lq0ZbX1cVd3e --yes", "delete_security",
      {"record_kind": "api_key", "name": "8fK2lq0ZbX1cVd3e"}),
+    ("security sign-ons list --user ann --issuer corp --max 5", "list_sign_ons",
+     {"principal": "ann", "source": "jwt:corp", "limit": 5}),
+    (f"security sign-ons end curve:{'a' * 40} --yes", "end_sign_ons",
+     {"public_key": "a" * 40, "principal": None, "source": None}),
+    ("security sign-ons end --api-key 8fK2lq0ZbX1cVd3e --yes", "end_sign_ons",
+     {"public_key": None, "principal": None, "source": "api_key:8fK2lq0ZbX1cVd3e"}),
     ("security roles add auditor lookup consume", "set_role",
      {"name": "auditor", "permissions": ["lookup", "consume"]}),
     ("security roles list", "list_security", {"record_kind": "role"}),
@@ -88,6 +94,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
      {"binding": "b", "subject": "user:ann", "role": "producer", "scope": "/a/*"}),
     ("security bindings list", "list_security", {"record_kind": "binding"}),
     ("security bindings delete b --yes", "delete_security", {"record_kind": "binding", "name": "b"}),
+    ("security bindings delete b --yes --force", "delete_security",
+     {"record_kind": "binding", "name": "b", "force": True}),
     ("security audit --since 10min --principal ann --denied", "list_audit",
      {"since_seconds": 600, "principal": "ann", "denied": True, "limit": 1000}),
     ("security check ann produce /a/x", "check_permission",
@@ -159,9 +167,12 @@ PUBLIC = "a" * 40
         ("check ann nosuch /a/x", 2, "manage_cluster"),
         ("new-key=", 2, "no name"),
         ("roles delete admin", 2, "built in"),
+        ("sign-ons end --yes", 2, "give one of"),
+        ("sign-ons end --user ann --issuer corp --yes", 2, "give one of"),
+        ("sign-ons end --user ann", 2, "add --yes"),
     ],
     ids=["no-key", "scope-alone", "two-keys", "server-key", "bad-scope", "bad-role-permission",
-         "bad-permission", "no-file", "built-in"],
+         "bad-permission", "no-file", "built-in", "no-sign-ons", "two-holders", "sign-ons-without-yes"],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_asked(
     run: Run, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
@@ -212,13 +223,57 @@ def test_a_file_of_an_api_key_that_was_refused_is_gone(
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    "error", [Unavailable("lost; retry"), DeadlineExceeded("late"), KeyboardInterrupt()]
+)
+def test_an_api_key_that_may_have_been_made_is_said_to_be(
+    run: Run, fake: FakeBroker, tmp_path: Path, error: BaseException
+) -> None:
+    fake.answers["add_api_key"] = error
+    path = tmp_path / "ann.token"
+    line = ["security", "tokens", "add", "ann"]
+    filed = run(*line, "--to-file", str(path))
+    assert filed.code != 0 and fake.asked[0][1]["key_id"] in path.read_text(), "it may be good"
+    for word in (fake.asked[0][1]["key_id"], "tokens list", f"remove {path}"):
+        assert word in filed.err, filed.err
+    printed = run(*line)
+    key_id = fake.asked[1][1]["key_id"]
+    assert (
+        f"tokens remove {key_id} --yes" in printed.err and "dfk_" not in printed.out + printed.err
+    )
+
+
+def test_an_api_key_that_was_not_asked_for_leaves_no_file(
+    run: Run, fake: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(url: str, transport: str = "auto") -> Any:
+        raise Unavailable("nothing listens there; start a broker")
+
+    monkeypatch.setattr("danube_fast.cli.broker.connect", connect)
+    path = tmp_path / "ann.token"
+    failed = run("security", "tokens", "add", "ann", "--to-file", str(path))
+    assert failed.code != 0 and "tokens list" not in failed.err and not path.exists()
+
+
 def test_a_table_is_aligned_and_never_cut(run: Run, fake: FakeBroker) -> None:
     fake.answers["list_topics"] = ROWS
     lines = run("topics", "list").out.splitlines()
     assert lines == [
         "TOPIC            DISPATCH  PARTITIONED  CREATED",
-        "/default/a       reliable  no           2001-09-09 01:46:40",
+        "/default/a       reliable  no           2001-09-09 01:46:40Z",
         "/default/longer  reliable  yes          -",
+    ]
+
+
+@pytest.mark.parametrize("group", ["keys", "tokens"])
+def test_when_a_key_ends_is_a_time_with_its_zone(run: Run, fake: FakeBroker, group: str) -> None:
+    fake.answers["list_security"] = [
+        {"name": "a", "expires_ns": 10**18, "label": ""}, {"name": "b", "expires_ns": 0, "label": "till"},
+    ]  # fmt: skip
+    assert run("security", group, "list").out.splitlines() == [
+        "NAME  EXPIRES               LABEL",
+        "a     2001-09-09 01:46:40Z  -",
+        "b     -                     till",
     ]
 
 
@@ -243,11 +298,13 @@ def test_subscriptions_as_text(run: Run, fake: FakeBroker) -> None:
 def test_status_as_text(run: Run, fake: FakeBroker) -> None:
     fake.answers["cluster_status"] = {
         "version": "0.1.0",
+        "sign_on": "",
         "processes": [{"process": "worker-0", "pid": 7, "state": "ready"}],
         "counters": dict.fromkeys(("a", "b", "c", "d", "messages_in"), 1),
     }
     text = run("status").out
     assert "version  0.1.0" in text
+    assert "sign on  -" in text, "a blank says nothing"
     assert "worker-0" in text
     assert "  messages in  1" in text.splitlines()
 

@@ -27,11 +27,13 @@ def test_a_line_says_what_was_asked_for(run: Run, fake: FakeBroker) -> None:
         {**CHANGE, "event": "end", "outcome": "ok"},
         {**CHANGE, "event": "note", "action": "create_topic", "resource": "/a/x", "outcome": "ok",
          "arguments": {"topic": "/a/x"}},
+        {**CHANGE, "event": "closed", "action": "producer", "resource": "/a/x", "count": 2},
     ]  # fmt: skip
-    _, line, topic = run("security", "audit").out.splitlines()
+    _, line, topic, gone = run("security", "audit").out.splitlines()
     assert "2026-01-02 03:04:05.006Z" in line
     assert "set_binding cluster (binding=b, subject=user:pia, role=admin, scope=xxx" in line
     assert "label" not in line and len(line) < 300
+    assert "producer /a/x  " in gone and gone.endswith("  closed, 2 times")
     assert topic.endswith("ok") and "(" not in topic, "what the resource says is not said twice"
 
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-import danube_fast
-from danube_fast.cli import broker as seam
 from danube_fast.cli.contexts.context_file import ContextFile, complete_contexts
-from danube_fast.errors import NotFound
 from danube_fast.security.curve import new_key_pair
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
@@ -28,20 +25,6 @@ KEY, OTHER_KEY = new_key_pair(), new_key_pair()
 def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config"
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `danube_fast.connect` is called with; no broker is there."""
-    calls: list[dict[str, Any]] = []
-
-    def connect(url: str, **options: Any) -> Any:
-        calls.append({"url": url, **options})
-        raise NotFound("no broker; this is a test")
-
-    monkeypatch.setattr(danube_fast, "connect", connect)
-    monkeypatch.setattr(seam, "_try_all", lambda url: None)
-    return calls
 
 
 def path_of(config_home: Path) -> Path:
@@ -110,7 +93,7 @@ def test_every_value_reaches_the_client(
     token.write_text("dfk_0123456789abcdef_secret\n")
     token.chmod(0o600)
     run("context", "add", "key", "--url", "danube://key:1", "--server-key", KEY.public, "--server-key",
-        OTHER_KEY.public, "--key-file", str(tmp_path / "ann.key"))  # fmt: skip
+        OTHER_KEY.public, "--key-file", str(tmp_path / "ann.key"), "--server-uid", "1234")  # fmt: skip
     run("context", "add", "token", "--url", "danube://token:1", "--sign-on", "https://token:2", "--tls",
         "sha256:00", "--token-file", str(token))  # fmt: skip
     run("--context", "key", "topics", "list")
@@ -118,7 +101,7 @@ def test_every_value_reaches_the_client(
     by_key, by_token = ({k: v for k, v in call.items() if k not in ("name", "timeout", "transport")} for call in asked)  # fmt: skip
     assert by_key == {
         "url": "danube://key:1", "server_key": f"{KEY.public} {OTHER_KEY.public}",
-        "key_file": str(tmp_path / "ann.key"),
+        "key_file": str(tmp_path / "ann.key"), "server_uid": 1234,
     }  # fmt: skip
     assert by_token.pop("token")() == "dfk_0123456789abcdef_secret"
     assert by_token == {"url": "danube://token:1", "sign_on": "https://token:2", "tls": "sha256:00"}
@@ -129,24 +112,12 @@ def test_every_value_reaches_the_client(
     monkeypatch.setenv("DANUBE_SERVER_KEY", OTHER_KEY.public)
     run("--context", "key", "topics", "list")
     assert asked[-1]["server_key"] == OTHER_KEY.public
-    assert asked[-1]["key_file"] == str(tmp_path / "ann.key")
-
-
-def test_a_way_in_of_the_environment_replaces_the_other_one_of_the_context(
-    run: Run, asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("context", "add", "prod", "--sign-on", "https://x:2", "--token-file", "t", "--use")
-    monkeypatch.setenv("DANUBE_KEY_FILE", "ann.key")
-    run("topics", "list")
-    assert asked[-1]["key_file"] == "ann.key" and not {"sign_on", "token"} & set(asked[-1])
-    monkeypatch.delenv("DANUBE_KEY_FILE")
-    run("context", "add", "prod", "--key-file", "ann.key", "--sign-on", "", "--token-file", "")
-    monkeypatch.setenv("DANUBE_SIGN_ON", "https://y:2")
-    run("topics", "list")
-    assert asked[-1]["sign_on"] == "https://y:2" and "key_file" not in asked[-1]
-    monkeypatch.setenv("DANUBE_SIGN_ON", "127.0.0.1:6652")  # the setting of a broker
-    run("topics", "list")
-    assert asked[-1]["key_file"].endswith("ann.key") and "sign_on" not in asked[-1]
+    monkeypatch.setenv("DANUBE_SERVER_UID", "77")
+    run("--context", "key", "topics", "list")
+    assert asked[-1]["key_file"] == str(tmp_path / "ann.key") and asked[-1]["server_uid"] == 77
+    monkeypatch.setenv("DANUBE_SERVER_UID", "ann")
+    outcome = run("--context", "key", "topics", "list")
+    assert outcome.code == 2 and "DANUBE_SERVER_UID is 'ann'" in outcome.sentence()
 
 
 def test_a_failed_connection_names_the_context(run: Run) -> None:
@@ -191,6 +162,7 @@ def test_contexts_are_made_changed_listed_and_removed(run: Run, config_home: Pat
     assert found == {
         "context": "a.b", "url": "danube://one:1", "server_key": [KEY.public],
         "key_file": str(Path(odd).absolute()), "sign_on": "", "tls": "", "token_file": "",
+        "server_uid": "",
     }  # fmt: skip
     run("context", "add", "other", "--url", "danube://two:1")
     assert run("context", "ls", "-o", "json").json() == [
@@ -233,8 +205,10 @@ def test_changes_at_once_are_all_kept() -> None:
         (["add", "x", "--server-key", "a secret that is no key"], "a secret that is no key"),
         (["add", "x", "--token-file", "dfk_0123456789abcdef_topsecret"], "topsecret"),
         (["add", "x", "--sign-on", "http://x:1"], ""),
+        (["add", "x", "--server-uid", "ann"], ""),
+        (["add", "x", "--server-uid", "-1"], ""),
     ],
-    ids=["reserved", "slash", "url", "key", "token", "plain-http"],
+    ids=["reserved", "slash", "url", "key", "token", "plain-http", "user", "below-0"],
 )
 def test_what_cannot_be_right_is_refused(
     run: Run, config_home: Path, words: list[str], hidden: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.recovery import recover
 from tests.cli.conftest import Outcome, Run
 from tests.cli.fakes import FakeBroker
+from tests.security.authority import Authority, write_pem
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 24 * 3600 * SECOND_NS
@@ -188,4 +191,158 @@ def test_records_that_wait_end_or_are_off(run: Run, monkeypatch: pytest.MonkeyPa
 def test_records_that_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = dict.fromkeys(("credential", "principal", "api_key"), PermissionDenied("no; ask"))
     found = examined(run, monkeypatch, refused)
+    assert "trusted issuers" not in found
     assert "manage_cluster" in found["rights"]["seen"] and "users" not in found
+
+
+def test_a_file_of_issuers_that_is_not_in_use(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Records(
+        dict.fromkeys(("credential", "principal", "api_key"), PermissionDenied("no; ask"))
+    )
+    fake.answers["cluster_status"] = {"auth": "required", "issuers_fault": "issuers.toml: broken"}
+    monkeypatch.setattr("danube_fast.cli.doctor.connect", fake.connect)
+    found = by_check(run("doctor", "--url", "danube://b:1", "-o", "json"))
+    assert found["trusted issuers"]["verdict"] == "failure"
+    assert "issuers.toml: broken" in found["trusted issuers"]["seen"]
+
+
+# ---------------------------------------------------------------- files that settings name
+
+
+@pytest.fixture
+def named(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """What is found of a file that a setting names."""
+
+    def look(setting: str, path: Path) -> dict[str, Any]:
+        monkeypatch.setenv(f"DANUBE_{setting.upper()}", str(path))
+        for other in ("TLS_CERTIFICATE", "TLS_KEY", "TLS_CLIENT_CA"):
+            if setting.upper() != other:
+                monkeypatch.setenv(f"DANUBE_{other}", "/nowhere")
+        found: dict[str, Any] = looked_at(run, folder)[path.name]
+        return found
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("days", "verdict", "said"),
+    [
+        (31, "ok", "in 30 days"), (29, "warning", "in 28 days"), (0.5, "warning", "in 0 days"), (-1, "failure", "expired"),
+    ],
+)  # fmt: skip
+def test_a_certificate_that_ends_soon(
+    named: Callable[..., dict[str, Any]], tmp_path: Path, days: float, verdict: str, said: str
+) -> None:
+    made = Authority().issue(tmp_path / "tls", "CN=broker", days=days).certificate
+    found = named("tls_certificate", made)
+    assert found["verdict"] == verdict and said in found["seen"], found
+    assert (verdict == "ok") == (found["advice"] == "")
+    other = Authority().issue(tmp_path / "long", "CN=broker", days=400).certificate
+    bundle = write_pem(tmp_path / "bundle.pem", other.read_bytes(), made.read_bytes())
+    found = named("tls_client_ca", bundle)
+    assert found["verdict"] == ("warning" if verdict == "failure" else verdict)
+    assert "the first ends" in found["seen"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "verdict"), [(24 * 31, "ok"), (24 * 29, "warning"), (-1, "failure")]
+)
+def test_a_list_of_revoked_certificates_that_ends_soon(
+    named: Callable[..., dict[str, Any]], tmp_path: Path, hours: float, verdict: str
+) -> None:
+    path = write_pem(tmp_path / "clients.crl", Authority().crl(hours=hours, begin_days=400))
+    assert named("tls_client_crl", path)["verdict"] == verdict
+
+
+def test_short_terms_end_soon_in_their_last_third(
+    named: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """Lists are often made anew each week."""
+    for days_left, verdict in ((3, "ok"), (2, "warning")):
+        crl = Authority().crl(hours=24 * days_left, begin_days=7 - days_left)
+        assert named("tls_client_crl", write_pem(tmp_path / "crl", crl))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    "setting", ["tls_certificate", "tls_client_ca", "tls_client_crl", "tls_key", "tokens"]
+)
+def test_files_that_cannot_be_used(
+    named: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:  # fmt: skip
+    monkeypatch.setenv("DANUBE_AUTH", "required")
+    monkeypatch.setenv("DANUBE_SIGN_ON", "127.0.0.1:0")
+    path = tmp_path / "file"
+    assert "No such file" in named(setting, path)["seen"]
+    path.mkdir()
+    assert "it is no file" in named(setting, path)["seen"]
+    path.rmdir()
+    path.write_text("hello")
+    path.chmod(0o646)
+    found = named(setting, path)
+    assert found["verdict"] == "failure" and "0646" in found["seen"] and "chmod" in found["advice"]
+    path.chmod(0o600)
+    found = named(setting, path)
+    assert (found["verdict"] == "failure") == (setting != "tls_key"), found
+    if setting != "tokens":
+        monkeypatch.setattr("os.access", lambda *_: False)
+        assert "this user cannot read it" in named(setting, path)["seen"]
+
+
+def test_secrets_of_issuers(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AUTH": "required", "SIGN_ON": "127.0.0.1:0", "TLS_CERTIFICATE": "c", "TLS_KEY": "k"}.items():  # fmt: skip
+        monkeypatch.setenv(f"DANUBE_{name}", value)
+    issuers = tmp_path / "issuers.toml"
+    issuer = '[[issuer]]\nname = "{0}"\nissuer = "{0}"\naudience = "d"\n'
+    issuers.write_text(
+        issuer.format("corp") + 'algorithms = ["HS256"]\nsecret_file = "corp.secret"\n'
+        + issuer.format("other") + 'algorithms = ["RS256"]\njwks_file = "other.jwks"\n'
+    )  # fmt: skip
+    issuers.chmod(0o600)
+    monkeypatch.setenv("DANUBE_TOKENS", str(issuers))
+    secret, keys = tmp_path / "corp.secret", tmp_path / "other.jwks"
+    found = looked_at(run, folder)
+    assert found["issuers.toml"]["verdict"] == "ok"
+    for path in (secret, keys):
+        assert (
+            "No such file" in found[path.name]["seen"] and str(path) in found[path.name]["advice"]
+        )
+        path.write_text("x" * 40)
+    secret.chmod(0o640)
+    keys.chmod(0o664)
+    found = looked_at(run, folder)
+    assert found["corp.secret"]["verdict"] == "failure"
+    assert found["corp.secret"]["advice"].startswith(f"chmod 600 {secret}")
+    assert found["other.jwks"]["advice"] == f"chmod go-w {keys}"
+    assert "x" * 40 not in str(found)
+    secret.chmod(0o600)
+    keys.chmod(0o644)
+    found = looked_at(run, folder)
+    assert found["corp.secret"]["verdict"] == found["other.jwks"]["verdict"] == "ok"
+    if os.geteuid() == 0:
+        os.chown(issuers, 12345, -1)
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+    found = looked_at(run, folder)
+    assert found["issuers.toml"]["verdict"] == "warning", "it is of another user"
+    assert "was not looked at" in found["issuers.toml"]["seen"] and "corp.secret" not in found
+
+
+def test_a_ca_without_a_list(
+    named: Callable[..., dict[str, Any]], run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    one, two = Authority("CN=one,O=Shop"), Authority("CN=two,O=Shop")
+    crl = write_pem(tmp_path / "crl", one.crl())
+    named("tls_client_crl", crl)
+
+    def found(*cas: Authority) -> dict[str, Any] | None:
+        path = write_pem(tmp_path / "cas", *[each.pem for each in cas])
+        monkeypatch.setenv("DANUBE_TLS_CLIENT_CA", str(path))
+        return looked_at(run, folder).get("CAs of clients")
+
+    assert found(one) is None
+    missing = found(one, two)
+    assert missing is not None and missing["verdict"] == "failure" and "1 of" in missing["seen"]
+    write_pem(crl, one.crl(), two.crl())
+    assert found(one, two) is None

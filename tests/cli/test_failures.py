@@ -112,10 +112,36 @@ def test_one_of_several_hosts_is_enough(listener: socket.socket) -> None:
 
     thread = threading.Thread(target=greet)
     thread.start()
-    seam._try_all(f"danube://127.0.0.1:{free},127.0.0.1:{port}")
+    seam._try_all(f"danube://127.0.0.1:{free},127.0.0.1:{port}", has_key=False)
     thread.join()
     with pytest.raises(Unavailable, match=f"nothing listens at 127.0.0.1:{free}"):
-        seam._try_all(f"danube://127.0.0.1:{free},no-such-host.invalid:1")
+        seam._try_all(f"danube://127.0.0.1:{free},no-such-host.invalid:1", has_key=False)
+
+
+def test_a_broker_that_asks_for_a_key(
+    run: Run, listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names CURVE in its greeting, in whichever pieces that comes; a client with a key goes on."""
+    port = listener.getsockname()[1]
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+    def greet() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for at in (0, 10, 11, 15):
+                connection.sendall(greeting[at : {0: 10, 10: 11, 11: 15}.get(at)])
+                connection.settimeout(10)
+                connection.recv(64) if not at else None
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    outcome = run("status", "--url", f"danube://127.0.0.1:{port}")
+    thread.join()
+    assert outcome.code == 4 and "set DANUBE_SERVER_KEY and DANUBE_KEY_FILE" in outcome.sentence()
+    thread = threading.Thread(target=greet)
+    thread.start()
+    seam._try_all(f"danube://127.0.0.1:{port}", has_key=True)
+    thread.join()
 
 
 # ---------------------------------------------------------------- streams

@@ -93,6 +93,7 @@ def test_variables_of_clients_are_no_settings() -> None:
     of_clients = {
         "DANUBE_SIGN_ON": "https://broker.example:6652", "DANUBE_TOKEN_FILE": "/run/token",
         "DANUBE_TLS": "sha256:00", "DANUBE_SERVER_KEY": "a b", "DANUBE_KEY_FILE": "ann.key",
+        "DANUBE_SERVER_UID": "77",
     }  # fmt: skip
     loaded = load_settings(None, of_clients)
     assert loaded.settings == Settings() and not loaded.ignored_variables

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from danube_fast.security.http_proofs import mtls_credential
 from danube_fast.security.tls import client_context
 from tests.delivery.test_security import SecuredServer
+from tests.security.authority import Authority, write_pem
 from tests.security.test_tls import make
 
 WAIT_SECONDS = 60.0
@@ -39,15 +40,24 @@ class Answer(NamedTuple):
 class HttpsServer(SecuredServer):
     """A broker with TLS on its admin port, and certificates for some clients."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
+    def __init__(self, folder: Path, *, revokes: bool = False, **changes: Any) -> None:
+        """`revokes`: the port looks at the CRL of `authority`, which all clients are of then."""
         self.tls = make(folder / "tls")
-        self.own = {name: make(folder / name, name) for name in (*CLIENTS, "stranger", "unknown")}
         self.trusted = folder / "trusted.pem"
         """The copy that clients have."""
         shutil.copy2(self.tls.certificate, self.trusted)
-        cas = folder / "client-ca.pem"
-        cas.write_bytes(
-            b"".join(made.certificate.read_bytes() for name, made in self.own.items() if name != "unknown")
+        self.authority = Authority()
+        """The CA of clients that have not made their certificates themselves."""
+        self.crl = write_pem(folder / "clients.crl", self.authority.crl())
+        names = (*CLIENTS, "stranger", "unknown")
+        if revokes:
+            self.own = {name: self.authority.issue(folder / name, f"CN={name}") for name in names}
+            changes["tls_client_crl"] = str(self.crl)
+        else:
+            self.own = {name: make(folder / name, name) for name in names}
+        cas = write_pem(
+            folder / "client-ca.pem", self.authority.pem,
+            *[made.certificate.read_bytes() for name, made in self.own.items() if name != "unknown"],
         )  # fmt: skip
         super().__init__(
             folder / "data", folder, workers=1, tls_certificate=str(self.tls.certificate),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from danube_fast.errors import DanubeError, Unavailable
+from danube_fast.errors import DanubeError, ResourceExhausted, Unavailable
+from danube_fast.security.audit import decode_record
 from tests.delivery.audit_rig import AuditedServer
 from tests.delivery.test_security import TOPIC, refused
+from tests.faults.rig import fill_up, mount_small
 from tests.workers.broker import wait_until
+
+AUDIT_DISK_BYTES = 1 << 20
 
 
 @pytest.fixture
@@ -59,6 +66,68 @@ def test_a_full_disk_refuses_changes_and_nothing_else(server: AuditedServer) -> 
         assert record["resource"] == TOPIC, "it has waited for the disk"
         ends = [each["outcome"] for each in server.records(event="end", resource="/shop/more")]
         assert ends == ["ResourceExhausted", "ok"]
+
+
+def test_a_file_system_of_the_log_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real thing: blocks run out below the audit log, while the disk of the messages has room."""
+    folder = tmp_path / "data" / "audit"
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        if not mount_small(folder, AUDIT_DISK_BYTES, stack):
+            pytest.skip("no file system may be mounted here")
+        server = stack.enter_context(AuditedServer(tmp_path / "data", tmp_path))
+        server.make_ann()
+        monkeypatch.setenv("DANUBE_SERVER_KEY", server.server_key)
+        monkeypatch.setenv("DANUBE_KEY_FILE", str(server.folder / "ann.key"))
+        ann = stack.enter_context(server.come_in("ann"))
+        ann.admin.create_topic("/default/t")
+        producer = ann.producer("/default/t")
+        consumer = ann.consumer("/default/t", subscription="s", initial_position="earliest")
+        assert _said(server, "doctor").count("audit log") == 0
+        ballast = folder / "ballast"
+        fill_up(ballast)
+        refusals: list[str] = []
+        for number in range(100):  # a page that has room takes a few
+            try:
+                ann.admin.set_role(f"r{number}", ["lookup"])
+            except ResourceExhausted as error:
+                refusals.append(str(error))
+        assert "No space left on device" in refusals[0] and str(folder) in refusals[0]
+        assert len(refusals) > 50, "few changes were refused"
+        roles = {row["name"] for row in ann.admin.list_security("role")}
+        assert len(roles) == 100 - len(refusals), "a refused change was made"
+        for number in range(10):
+            producer.publish(b"%d" % number)
+            assert consumer.receive(timeout=20).payload == b"%d" % number
+        assert ann.admin.list_audit(), "what is there can be read"
+        assert "No space left on device" in _said(server, "status")
+        assert "not written: No space left on device" in _said(server, "doctor", code=1)
+        ballast.unlink()
+        ann.admin.set_role("more", ["lookup"])
+        assert ann.admin.cluster_status()["audit"] == "on"
+        assert _said(server, "doctor").count("audit log") == 0
+        lines = server.log.read_bytes().splitlines()
+        records = [decode_record(line) for line in lines]
+        assert None not in records, "half a line stayed"
+        numbers = [each.seq for each in records if each is not None]
+        assert numbers == sorted(set(numbers)), "a line is there twice"
+        outcomes = [each["outcome"] for each in server.records(event="end", action="set_role")]
+        assert outcomes.count("ok") == len(roles) + 1, "the end of a change is missing"
+        server.kill_all()
+        server.start()
+        with server.come_in("ann") as again:
+            assert {row["name"] for row in again.admin.list_security("role")} == {*roles, "more"}
+            again.admin.set_role("last", ["lookup"])
+
+
+def _said(server: AuditedServer, word: str, *, code: int = 0) -> str:
+    """The output of a command about the broker, which ends with that exit code."""
+    command = [sys.executable, "-m", "danube_fast.cli.main", word, "--url", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_a_kill_leaves_a_log_that_goes_on(server: AuditedServer) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from danube_fast.errors import DanubeError, PermissionDenied
+from danube_fast.broker.records import PolicySet
+from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.errors import DanubeError
 from tests.delivery.test_security import FELT_SECONDS, SecuredServer, refused
 from tests.workers.broker import wait_until
 
@@ -256,8 +260,70 @@ def test_redrive_needs_the_rights_to_both_topics(letters: Letters) -> None:
     admin.delete_security("principal", "rita")
 
 
-def test_a_policy_of_the_time_when_no_one_was_asked_sends_nothing() -> None:
-    from danube_fast.workers.process.access import may_not_publish
+def test_a_policy_of_the_time_when_no_one_was_asked_waits_until_it_is_set_again(
+    tmp_path: Path,
+) -> None:
+    """Without auth, over restarts, its letters are sent; with auth none is, and the state says what to do, before the
+    first letter too."""
+    server = SecuredServer(tmp_path / "data", tmp_path)
+    server.changes["auth"] = "none"
+    topic, dead = "/default/orders", "/default/dead"
+    policy = {
+        "max_redelivery_count": 0, "poison_policy": "dead_letter", "dead_letter_topic": dead,
+    }  # fmt: skip
 
-    error = may_not_publish("", "/shop/dead")
-    assert isinstance(error, PermissionDenied) and "dead_letter_topic again" in str(error)
+    def letters(client: Any) -> int:
+        rows = client.admin.topic_stats(dead)["partition_stats"]
+        return sum(int(row["end_offset"]) for row in rows)
+
+    def state(client: Any) -> str:
+        return str(client.admin.describe_subscription(topic, "s")["state"])
+
+    def fail(client: Any, payload: bytes) -> None:
+        client.producer(topic).publish(payload)
+        give_back(client, payload)
+
+    def give_back(client: Any, payload: bytes) -> None:
+        with client.consumer(topic, subscription="s", failure_policy=policy) as consumer:
+            message = consumer.receive(timeout=SECONDS)
+            assert message is not None and message.payload == payload
+            consumer.nack(message)
+
+    with server:
+        for start in (1, 2):
+            if start == 2:
+                server.stop()
+                server.start()
+            with server.client() as client:
+                if start == 1:
+                    client.admin.create_topic(topic)
+                    client.admin.create_topic(dead)
+                    client.consumer(topic, subscription="s", failure_policy=policy).close()
+                fail(client, b"%d" % start)
+                wait_until(
+                    "a letter", lambda now=client, count=start: letters(now) == count, SECONDS
+                )
+                assert "have to wait" not in state(client)
+        server.stop()
+        server.changes["auth"] = "required"
+        server.start()
+        server.make_ann()
+        with server.come_in("ann") as ann:
+            again = f"set-failure-policy TOPIC SUBSCRIPTION --dead-letter-topic {dead}"
+            assert state(ann).startswith("caught up; dead letters would have to wait: ")
+            assert again in state(ann)
+            fail(ann, b"three")  # names the topic; but the subscription is there already
+            wait_until("a letter that waits", lambda: again in state(ann), SECONDS)
+            assert letters(ann) == 2
+            ann.admin.set_failure_policy(topic, "s", {"dead_letter_topic": dead})
+            give_back(ann, b"three")  # it was given another chance
+            wait_until("the letter", lambda: letters(ann) == 3, SECONDS)
+            assert state(ann) == "caught up"
+
+
+def test_a_record_of_a_policy_that_no_one_is_known_to_have_set_can_be_read() -> None:
+    known = PolicySet(7, "s", FailurePolicy(max_redelivery_count=1), "dora")
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(known))
+    assert fields[-1] == "dora"
+    old = msgspec.msgpack.encode(fields[:-1])
+    assert msgspec.msgpack.decode(old, type=PolicySet) == msgspec.structs.replace(known, setter="")

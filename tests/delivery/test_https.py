@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from danube_fast.errors import InvalidArgument
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.certificates import NewCertificate, fingerprint_of
 from danube_fast.security.http_proofs import mtls_credential
 from tests.delivery.https_rig import CLIENTS, RELOAD_SECONDS, WAIT_SECONDS, HttpsServer
 from tests.delivery.test_security import SecuredServer
+from tests.security.authority import Authority
 from tests.security.test_tls import make, replace
 from tests.workers.broker import wait_until
 
@@ -41,6 +43,9 @@ def test_the_ready_line_names_https_and_the_certificate(server: HttpsServer) -> 
     ready = server.broker.ready
     assert ready["admin"] == f"https://127.0.0.1:{server.admin_port}"
     assert ready["certificate"] == server.tls.fingerprint
+    with server.come_in("ann") as ann:
+        status = ann.admin.cluster_status()
+    assert status["admin"] == f"127.0.0.1:{server.admin_port}" and status["tls"]
     assert server.ask("/healthz", tls=ready["certificate"]).told == {"status": "ok"}
 
 
@@ -192,7 +197,7 @@ def test_a_damaged_certificate_leaves_the_old_one_and_says_so_once(
     wait_until("a look", lambda: server.metric("tls_certificate_stale") == 1, RELOAD_SECONDS)
     server.tls.certificate.write_bytes(before)
     wait_until("another", lambda: server.metric("tls_certificate_stale") == 0, RELOAD_SECONDS)
-    assert server.broker.error_text().count("the certificate in use stays") == 1
+    assert server.broker.error_text().count("the TLS files read before stay in use") == 1
 
 
 def test_the_port_comes_back_with_the_coordinator(server: HttpsServer) -> None:
@@ -256,10 +261,7 @@ def test_a_certificate_is_made_registered_and_revoked_by_commands(
     assert made["fingerprint"] == certificate_of(folder / "tls.pem")
     again = run("security", "new-certificate", str(folder), "--name", "eve")
     assert again.returncode == 4 and "neither is overwritten" in again.stderr
-    keys = {
-        "DANUBE_URL": server.url, "DANUBE_SERVER_KEY": server.server_key,
-        "DANUBE_KEY_FILE": str(server.folder / "ann.key"),
-    }  # fmt: skip
+    keys = keys_of(server)
     done = run(
         "security", "keys", "add", "viewer", "--certificate-of", str(folder / "tls.pem"), **keys
     )
@@ -273,6 +275,58 @@ def test_a_certificate_is_made_registered_and_revoked_by_commands(
     assert done.returncode == 2 and "holds no certificate" in done.stderr
 
 
+def keys_of(server: HttpsServer) -> dict[str, str]:
+    """What makes ann the user of commands."""
+    return {
+        "DANUBE_URL": server.url, "DANUBE_SERVER_KEY": server.server_key,
+        "DANUBE_KEY_FILE": str(server.folder / "ann.key"),
+    }  # fmt: skip
+
+
+def test_a_subject_is_registered_renewed_and_revoked_by_commands(
+    server: HttpsServer, tmp_path: Path
+) -> None:
+    keys, ca = keys_of(server), server.authority
+    subject = r"CN=orders\, new+OU=Köln,O=Shop"
+    for name in ("first", "renewed"):
+        server.own[name] = ca.issue(tmp_path / name, subject)
+    server.own["spoof"] = Authority().issue(tmp_path / "spoof", subject)
+
+    def code(client: str) -> int:
+        return server.ask("/metrics", client).code
+
+    assert code("first") == code("renewed") == 401
+    add = "security", "keys", "add"
+    done = run(*add, "viewer", "--certificate-subject", r"OU=Köln+CN=orders\2C new,O=Shop", **keys)
+    assert done.returncode == 0 and f"mtls:{subject}" in done.stdout, done.stderr
+    assert code("first") == code("renewed") == 200
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        code("spoof")
+    done = run(
+        *add, "producer", "--certificate-subject-of", str(server.own["first"].certificate), **keys
+    )
+    assert done.returncode != 0 and "belongs to viewer" in done.stderr
+    done = run(*add, "disabled", "--certificate-of", str(server.own["first"].certificate), **keys)
+    assert done.returncode == 0, done.stderr
+    assert (code("first"), code("renewed")) == (401, 200), "one certificate is stopped"
+    listed = json.loads(run("security", "keys", "list", "-o", "json", **keys).stdout)
+    assert {each["credential"]: each["principal"] for each in listed}[f"mtls:{subject}"] == "viewer"
+    done = run("security", "audit", "-o", "json", **keys)
+    shown = [each for each in json.loads(done.stdout) if each["action"] == "set_credential"]
+    assert f"mtls:{subject}" in [each.get("arguments", {}).get("credential") for each in shown]
+    done = run("security", "keys", "revoke", f"mtls:{subject}", "--yes", **keys)
+    assert done.returncode == 0, done.stderr
+    assert code("renewed") == 401
+    refused = {
+        "CN=orders, O=Shop": 2, "": 2, f"CN={'x' * 60},O={'y' * 60},OU={'z' * 60},L={'k' * 60}": 2,
+    }  # fmt: skip
+    for text, returncode in refused.items():
+        done = run(*add, "viewer", "--certificate-subject", text, **keys)
+        assert done.returncode == returncode and "certificate" in done.stderr, (text, done)
+    with server.come_in("ann") as ann, pytest.raises(InvalidArgument, match="write mtls:CN=a"):
+        ann.admin.set_credential("mtls:CN=\\61", "viewer")
+
+
 # ---------------------------------------------------------------- starts
 
 
@@ -284,10 +338,16 @@ def start(folder: Path, *options: str, **variables: str) -> subprocess.Completed
 def test_a_start_says_which_file_of_tls_is_wrong(tmp_path: Path) -> None:
     made, other = make(tmp_path / "tls"), make(tmp_path / "other")
     certificate, key = str(made.certificate), str(made.key)
+    pair = {"DANUBE_TLS_CERTIFICATE": certificate, "DANUBE_TLS_KEY": key}
     cases: list[tuple[dict[str, str], str]] = [
         ({"DANUBE_TLS_CERTIFICATE": certificate}, "needs tls_key"),
         ({"DANUBE_TLS_KEY": key}, "needs tls_certificate"),
         ({"DANUBE_TLS_CLIENT_CA": certificate}, "means nothing without TLS"),
+        ({**pair, "DANUBE_TLS_CLIENT_CRL": certificate}, "set tls_client_ca too"),
+        (
+            {**pair, "DANUBE_TLS_CLIENT_CA": certificate, "DANUBE_TLS_CLIENT_CRL": certificate},
+            "is no file of revoked client certificates",
+        ),
         (
             {"DANUBE_TLS_CERTIFICATE": certificate, "DANUBE_TLS_KEY": str(other.key)},
             "cannot be used together",

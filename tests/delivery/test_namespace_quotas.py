@@ -244,6 +244,32 @@ def test_storage_is_bounded_over_all_topics_and_space_that_is_freed_is_taken_aga
     print(f"space that a purge freed was taken after {time.monotonic() - begun:.2f} s")
 
 
+def test_a_publisher_hears_that_the_quota_is_full_and_what_to_do(
+    client: danube_fast.Client,
+) -> None:
+    admin = client.admin
+    admin.create_namespace("full")
+    admin.create_topic("/full/t", durability="os")
+    admin.set_namespace_quota("full", {"namespace_storage_bytes_max": "50kB"})
+    acked = 0
+
+    def fill(producer: danube_fast.Producer) -> None:
+        nonlocal acked
+        for _ in range(1000):
+            producer.publish(PAYLOAD)
+            acked += 1
+
+    with client.producer("/full/t", timeout=1.5) as full, pytest.raises(ResourceExhausted) as caught:  # fmt: skip
+        fill(full)
+    text = str(caught.value)
+    assert text.startswith("refused for 1.5 s, and not stored: namespace full keeps"), text
+    assert text.endswith("danube-fast namespaces set-quota full namespace_storage_bytes_max=N"), (
+        text
+    )
+    assert "may have been stored" not in text
+    assert admin.topic_stats("/full/t")["messages_in"] == acked > 0
+
+
 def test_a_topic_cannot_set_a_value_over_the_quota_of_its_namespace(
     client: danube_fast.Client,
 ) -> None:

@@ -320,7 +320,7 @@ def test_a_broker_that_lets_no_administrator_in_makes_a_new_first_key(tmp_path: 
         secured.make_ann()
         with secured.come_in("ann") as ann:
             assert ann.admin.cluster_status()["auth"] == "required"
-            ann.admin.set_principal("ann", disabled=True)
+            ann.admin.delete_security("credential", f"curve:{secured.keys['ann']}", force=True)
         secured.stop()
         secured.start()
         assert first.exists()

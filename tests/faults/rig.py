@@ -10,10 +10,11 @@ import errno
 import mmap
 import os
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from tests.crash.payloads import payload_of
 from tests.crash.rig import Server
 from tests.workers.broker import Broker, wait_until
 
-__all__ = ["Answer", "Disk", "FaultyServer", "RawProducer", "Word", "read_all"]
+__all__ = [
+    "Answer", "Disk", "FaultyServer", "RawProducer", "Word", "fill_up", "mount_small", "read_all",
+]  # fmt: skip
 
 CONTROL_BYTES = 4096
 FILTER_AT = 2048
@@ -138,6 +141,26 @@ class Disk:
         finally:
             for name in changes:
                 del os.environ[name]
+
+
+def mount_small(folder: Path, byte_count: int, stack: ExitStack) -> bool:
+    """Mount a file system of so many bytes on a folder, until the stack ends; False where this user may not."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={byte_count}", "tmpfs", str(folder)]
+    try:
+        if subprocess.run(command, capture_output=True, timeout=60, check=False).returncode:
+            return False
+    except OSError:
+        return False
+    unmount = ["umount", "--lazy", str(folder)]
+    stack.callback(subprocess.run, unmount, check=True, timeout=60)
+    return True
+
+
+def fill_up(ballast: Path) -> None:
+    """Take all room of a file system with one file."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 class FaultyServer(Server):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,15 @@ from danube_fast.errors import ResourceExhausted, Unavailable
 from danube_fast.net.protocol import Status
 from tests.crash.payloads import ident_of, number_of
 from tests.crash.rig import Server
-from tests.faults.rig import Disk, FaultyServer, RawProducer, Word, read_all
+from tests.faults.rig import (
+    Disk,
+    FaultyServer,
+    RawProducer,
+    Word,
+    fill_up,
+    mount_small,
+    read_all,
+)
 from tests.workers.broker import wait_until
 
 FSYNC = "/default/strict"
@@ -157,14 +164,7 @@ class SmallDisk:
         self.folder.mkdir()
         self._ballast = folder / "ballast"
         self._pids: list[int] = []
-        self._mount(stack)
-
-    def _mount(self, stack: contextlib.ExitStack) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(self.folder)]
-        with contextlib.suppress(OSError):
-            if subprocess.run(command, capture_output=True, timeout=60).returncode == 0:
-                unmount = ["umount", "--lazy", str(self.folder)]
-                stack.callback(subprocess.run, unmount, check=True, timeout=60)
+        mount_small(folder, TMPFS_BYTES, stack)
 
     def fill(self, pids: list[int]) -> None:
         """No room for another segment."""
@@ -172,9 +172,7 @@ class SmallDisk:
             self._pids = pids
             self._limit(SETTINGS["segment_bytes"] - 1)
             return
-        with self._ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
+        fill_up(self._ballast)
 
     def empty(self) -> None:
         """Room again."""

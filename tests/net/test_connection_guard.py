@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +16,11 @@ import pytest
 import zmq
 
 from danube_fast.clock import MILLISECOND_NS, SystemClock
+from danube_fast.errors import Unavailable
 from danube_fast.net.connection_guard import ConnectionGuard
 from danube_fast.net.guarded_connection import FIRST_BYTES_MAX, Connection, Limits, Reason
 from danube_fast.net.peer_socket import bytes_received, cookie_of, cut, host_of, unread_bytes
-from danube_fast.net.server import Server
+from danube_fast.net.server import BIND_DESCRIPTORS, Server
 from tests.net.secure_rig import fresh_ipc, wait_for
 from tests.protocol.attack import NullPeer
 
@@ -330,3 +333,90 @@ def test_a_process_that_was_stopped_hears_its_strangers_first() -> None:
         guard._next_look_ns = stopped_ns
         guard._look_at_strangers(stopped_ns + 2 * STRANGER_NS, stopped_ns + 2 * STRANGER_NS)
         assert guard.cuts[Reason.SILENT] == 1
+
+
+STARVED = """
+import os, resource, sys, threading, time
+from tests.net.test_connection_guard import bare_server, cuts_strangers, open_descriptors
+import zmq
+from danube_fast.errors import Unavailable
+
+context = zmq.Context()
+server = bare_server(context)
+threads, highest = threading.active_count(), max(map(int, open_descriptors()))
+while (free := os.dup(0)) < highest:  # no gaps, so that a limit says how many there are
+    pass
+os.close(free)
+before = open_descriptors()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + int(sys.argv[1]), hard))
+try:
+    if sys.argv[2] == "bind":
+        server.bind("127.0.0.1", 0, "")
+    else:
+        server.guard.start()
+except Unavailable as error:
+    said = str(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+assert sys.argv[3] in said and "ulimit -n" in said, said
+assert threading.active_count() == threads
+deadline = time.monotonic() + 30
+while open_descriptors() != before:  # ZeroMQ closes its own in a thread
+    assert time.monotonic() < deadline, (before, open_descriptors())
+    time.sleep(0.01)
+cuts_strangers(server.bind("127.0.0.1", 0, ""))
+server.close()
+context.destroy(linger=0)
+print("went on")
+"""
+
+
+def bare_server(context: zmq.Context[Any]) -> Server:
+    server = Server(context, message_bytes_max=1 << 20, handshake_timeout_ms=60_000)
+    limits = Limits(STRANGER_NS, SESSION_BYTES, CLIENTS_MAX)
+    server.guard = ConnectionGuard(context, server.socket, limits, SystemClock())
+    return server
+
+
+def open_descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+def cuts_strangers(port: int) -> None:
+    stranger = NullPeer(port)
+    stranger.shake_hands()
+    wait_for(lambda: has_ended(stranger), "the end of a stranger: the guard is at work")
+    stranger.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("left", "what", "said"),
+    [
+        *[(left, "guard", "Too many open files") for left in range(4)],
+        *[(left, "bind", f"{left} file descriptors are left") for left in (0, 4, BIND_DESCRIPTORS - 1)],
+    ],
+)  # fmt: skip
+def test_a_start_without_descriptors_says_so_and_leaves_nothing(
+    left: int, what: str, said: str
+) -> None:
+    """In a process of its own, which can start later."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED, str(left), what, said], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
+def test_a_start_without_threads_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    context: zmq.Context[Any] = zmq.Context()
+    server = bare_server(context)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(Unavailable, match="can't start new thread"):
+            server.bind("127.0.0.1", 0, "")
+    server.close()
+    context.destroy(linger=0)

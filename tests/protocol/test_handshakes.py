@@ -37,8 +37,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
     folder = tmp_path_factory.mktemp("handshakes")
     timeout_ms = int(HANDSHAKE_SECONDS * 1000)
     with SecuredServer(
-        folder / "data", folder, workers=1, handshake_timeout_ms=timeout_ms
-    ) as server:
+        folder / "data", folder, workers=1, handshake_timeout_ms=timeout_ms,
+        handshakes_failed_per_second_max=0,
+    ) as server:  # fmt: skip
         server.make_ann()
         with server.come_in("ann") as ann:
             server.add(ann.admin, "honest", ("producer", "/shop/*"))

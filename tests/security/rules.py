@@ -1,10 +1,11 @@
-"""A package with an authorizer, as pip would have installed it: it denies by a rule, fails, or takes its time."""
+"""Packages with an authorizer and with an authenticator, as pip would have installed them: they decide by a rule, fail, or
+take their time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["install"]
+__all__ = ["install", "install_logins"]
 
 _MODULE = '''
 """Denies what its file says, a line each: PRINCIPAL PERMISSION PREFIX-OF-RESOURCE, or a word about a fault."""
@@ -84,11 +85,92 @@ gone = house_rules_gone:Rules
 """
 
 
+_LOGINS = '''
+"""Takes secrets that say what to do: a word, a colon, and more. What it was asked is in its file, without secrets."""
+
+import os
+import sys
+import threading
+import time
+
+from danube_fast.errors import PermissionDenied, Unavailable
+from danube_fast.security.authenticators import Authenticated
+
+
+class Logins:
+    def __init__(self, path):
+        self.path = path
+
+    def authenticate(self, secret, address):
+        word, _, rest = secret.partition(":")
+        with open(self.path, "a") as file:
+            print(word, address, threading.current_thread() is threading.main_thread(), file=file)
+        return getattr(self, word, lambda rest: None)(rest)
+
+    def user(self, rest):
+        name, *groups = rest.split("+")
+        return Authenticated(name, groups)
+
+    def ends(self, rest):
+        seconds, name = rest.split("+")
+        return Authenticated(name, (), time.time_ns() + int(float(seconds) * 1e9))
+
+    def hang(self, rest):
+        while not os.path.exists(self.path + ".go"):
+            time.sleep(0.02)
+        return Authenticated(rest)
+
+    def fault(self, rest):
+        raise ZeroDivisionError("a fault, and its text has the secret " + rest)
+
+    def leave(self, rest):
+        sys.exit(3)
+
+    def no(self, rest):
+        raise PermissionDenied(f"no:{rest} is locked out")
+
+    def down(self, rest):
+        raise Unavailable("the directory is down")
+
+    def garbage(self, rest):
+        return {"list": [rest], "text": rest, "true": True, "class": Authenticated}[rest]
+
+    def odd(self, rest):
+        return {
+            "principal": Authenticated(["pia"]), "number": Authenticated(7), "groups": Authenticated("pia", "auditors"),
+            "many": Authenticated("pia", [str(number) for number in range(300)]),
+            "float": Authenticated("pia", (), time.time() + 60), "true": Authenticated("pia", (), True),
+            "negative": Authenticated("pia", (), -1), "past": Authenticated("pia", (), int(time.time()) + 60),
+        }[rest]
+
+
+def broken(argument):
+    raise OSError("no directory")
+'''
+_LOGINS_ENTRY_POINTS = """[danube_fast.authenticators]
+logins = house_logins:Logins
+broken = house_logins:broken
+nothing = house_logins:Authenticated
+gone = house_logins_gone:Logins
+bad name = house_logins:Logins
+"""
+
+
 def install(folder: Path) -> None:
-    """Put the package into a folder, which goes onto the module path."""
+    """Put the package with the authorizer into a folder, which goes onto the module path."""
+    _install(folder, "house_rules", _MODULE, _ENTRY_POINTS)
+
+
+def install_logins(folder: Path) -> None:
+    """Put the package with the authenticator into a folder, which goes onto the module path."""
+    _install(folder, "house_logins", _LOGINS, _LOGINS_ENTRY_POINTS)
+
+
+def _install(folder: Path, name: str, module: str, entry_points: str) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "house_rules.py").write_text(_MODULE)
-    info = folder / "house_rules-1.0.dist-info"
+    (folder / f"{name}.py").write_text(module)
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: house-rules\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
+    text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n"
+    (info / "METADATA").write_text(text)
+    (info / "entry_points.txt").write_text(entry_points)

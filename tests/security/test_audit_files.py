@@ -26,6 +26,7 @@ from danube_fast.security.audit import (
 )
 from danube_fast.security.audit_files import AuditFile, last_seq, read_page, start_at
 from danube_fast.security.curve import new_key_pair
+from danube_fast.security.records import SUBJECT_BYTES_MAX
 
 DAY = "2026-11-27T"
 
@@ -161,7 +162,37 @@ def test_a_full_disk(tmp_path: Path, fail: Fail, written: int) -> None:
     with pytest.raises(OSError, match="No space"):
         file.append(line(2), sync=True)
     file.append(line(3), sync=True)
-    assert read_all(folder) == ([1, 3], 1 if written else 0)
+    assert read_all(folder) == ([1, 3], 0), "half a line stays only where it cannot be cut off"
+
+
+def test_half_a_line_that_cannot_be_cut_off(
+    tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "audit"
+    file = AuditFile(folder, file_bytes=1 << 20, files=3)
+    file.append(line(1), sync=True)
+    fail("write", 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_files.os, "ftruncate", _no_space)
+        with pytest.raises(OSError, match="No space"):
+            file.append(line(2), sync=True)
+    file.append(line(3), sync=True)
+    assert read_all(folder) == ([1, 3], 1)
+
+
+def test_lines_that_a_full_disk_took_are_there_once(tmp_path: Path, fail: Fail) -> None:
+    folder = tmp_path / "audit"
+    file = AuditFile(folder, file_bytes=1 << 20, files=3)
+    file.append(line(1), sync=True)
+    fail("write", len(line(2)) + 5)
+    with pytest.raises(OSError, match="No space"):
+        file.append(line(2) + line(3), sync=True)
+    file.append(line(2) + line(3), sync=True)
+    assert read_all(folder) == ([1, 2, 3], 0)
+
+
+def _no_space(fd: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_file_whose_sync_has_failed_is_written_no_more(tmp_path: Path, fail: Fail) -> None:
@@ -221,6 +252,14 @@ def test_secrets_are_taken_out() -> None:
     ):
         assert shown_text(name) == name
     assert len(shown_text("x" * 10_000)) == 200
+
+
+def test_the_subject_of_a_certificate_is_shown_whole() -> None:
+    longest = f"mtls:CN={'x' * (SUBJECT_BYTES_MAX - 3)}"
+    like_a_key = "mtls:CN=orders,OU=a+ST=b,O=The-Shop,C=DE"
+    assert len(like_a_key) == 40
+    for text in (longest, like_a_key, "mtls:CN=Jörg von der Straße\\, Köln,O=Shop"):
+        assert shown_text(text) == text == fingerprint(text)
 
 
 def test_arguments_are_shown_by_name_only() -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import AlreadyExists, InvalidArgument
-from danube_fast.security.certificates import certificate_dates, fingerprint_of, new_certificate
+from danube_fast.security.certificates import (
+    canonical_subject,
+    certificate_dates,
+    fingerprint_of,
+    new_certificate,
+    subject_of,
+)
+from danube_fast.security.records import Credential, check_record
+from danube_fast.security.tls import read_certificate
+from tests.security.authority import Authority
 from tests.security.test_tls import DAY_NS, make
 
 
@@ -70,3 +79,79 @@ def test_what_is_no_host_name_is_refused(tmp_path: Path, names: list[str]) -> No
     with pytest.raises(InvalidArgument):
         new_certificate(tmp_path / "new", names)
     assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------- subjects
+
+
+SUBJECTS = {
+    "CN=orders,O=Shop": "CN=orders,O=Shop",
+    "OU=b+CN=a,O=Shop": "CN=a+OU=b,O=Shop",
+    r"CN=a\,O\=Shop": r"CN=a\,O=Shop",
+    r"CN=a\2Cb\+c\;\<\>\"\\": r"CN=a\,b\+c\;\<\>\"\\",
+    r"CN=\ a\ ,O=\#1": r"CN=\ a\ ,O=\#1",
+    r"CN=a\00.evil": r"CN=a\00.evil",
+    r"CN=\C3\A4,O=Köln": "CN=ä,O=Köln",
+    "2.5.4.3=a,1.2.840.113549.1.9.1=a@b": "CN=a,1.2.840.113549.1.9.1=a@b",
+    "CN=订单,C=DE": "CN=订单,C=DE",
+    "CN=a,CN=b": "CN=a,CN=b",
+    "O=": "O=",
+}
+"""As written -> as compared."""
+
+
+@pytest.mark.parametrize(("text", "form"), SUBJECTS.items(), ids=ascii)
+def test_a_subject_is_compared_in_one_form(tmp_path: Path, text: str, form: str) -> None:
+    assert canonical_subject(text) == form == canonical_subject(form)
+    made = Authority().issue(tmp_path / "own", text)
+    assert subject_of(read_certificate(made.certificate)) == form
+    check_record(Credential(f"mtls:{form}", "ann"))
+
+
+def test_subjects_that_differ_have_forms_that_differ(tmp_path: Path) -> None:
+    """No writing of one subject reads as another: order, level, case, escapes, blanks, look-alikes."""
+    texts = [
+        "CN=orders,O=Shop", "O=Shop,CN=orders", "CN=orders+O=Shop", r"CN=orders\,O\=Shop", "CN=Orders,O=Shop",
+        "CN=orders", "CN=orders,O=Shop,C=DE", "CN=оrders,O=Shop", r"CN=orders\00,O=Shop", "CN=orders,OU=Shop",
+        r"CN=orders\ ,O=Shop", "CN=orders,CN=orders,O=Shop", "CN=é", "CN=e\u0301",
+    ]  # fmt: skip
+    ca = Authority()
+    forms = [
+        subject_of(read_certificate(ca.issue(tmp_path / str(at), text).certificate))
+        for at, text in enumerate(texts)
+    ]
+    assert len(set(forms)) == len(texts), forms
+
+
+def test_types_of_strings_do_not_make_another_subject(tmp_path: Path) -> None:
+    """A renewed certificate may have other ones."""
+    from cryptography import x509
+    from cryptography.x509.name import _ASN1Type
+
+    ca = Authority()
+    for kind in (_ASN1Type.UTF8String, _ASN1Type.PrintableString, _ASN1Type.BMPString):
+        part = x509.NameAttribute(x509.NameOID.COMMON_NAME, "orders", kind)
+        made = ca.issue(tmp_path / kind.name, x509.Name([part]))
+        assert subject_of(read_certificate(made.certificate)) == "CN=orders", kind
+
+
+def test_what_has_no_subject_proves_none(tmp_path: Path) -> None:
+    made = Authority().issue(tmp_path / "empty", "")
+    der = read_certificate(made.certificate)
+    assert subject_of(der) == ""
+    for damaged in (b"", b"x", der[:40], der[:-1], bytes(100)):
+        assert subject_of(damaged) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "orders", "CN", "=orders", "CN=orders, O=Shop", " CN=orders", "CN=orders ", "O = Shop, CN = orders",
+        "CN=a,", ",CN=a", "CN=a+CN=a", "CN=", "C=Germany", f"CN={'x' * 65}", "cn=orders", r"CN=\zz", r"CN=\ff",
+        "/O=Shop/CN=orders", "emailAddress=a@b",
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_what_is_no_subject_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--certificate"):
+        canonical_subject(text)

@@ -66,7 +66,9 @@ OPERATIONS: dict[str, tuple[Permission, str, dict[str, Any]]] = {
     "list_audit": (P.MANAGE_CLUSTER, "cluster", {}),
     "list_clients": (P.MANAGE_BROKER, "cluster", {}),
     "list_namespaces": (P.LOOKUP, FILTERED, {}),
+    "end_sign_ons": (P.MANAGE_CLUSTER, "cluster", {"principal": WHO}),
     "list_security": (P.MANAGE_CLUSTER, "cluster", {"record_kind": "principal"}),
+    "list_sign_ons": (P.MANAGE_CLUSTER, "cluster", {}),
     "list_subscriptions": (P.LOOKUP, "topic", OF_TOPIC),
     "list_topics": (P.LOOKUP, FILTERED, OF_NAMESPACE),
     "move_topic": (P.MANAGE_BROKER, "cluster", {"topic": TOPIC, "worker": 1}),
@@ -340,7 +342,7 @@ def lookup(access: Access, command: p.Lookup) -> DanubeError | None:
     topics: Any = SimpleNamespace(
         topic=lambda name: None, partition_of=lambda name: None, create=create, require=create
     )
-    Lookups(booted, connections, topics, SimpleNamespace(), access)  # type: ignore[arg-type]
+    Lookups(booted, connections, topics, SimpleNamespace(), access, None, SimpleNamespace())  # type: ignore[arg-type]
     session = Session(1, b"token", b"\0one", "raw", WHO)
     try:
         handlers[p.Lookup](session, command)

@@ -27,7 +27,11 @@ from danube_fast.ring.counters import CounterBlock
 from danube_fast.roles import Processes
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.certificates import _certificate_and_key
-from danube_fast.security.http_proofs import mtls_credential, principal_of_request
+from danube_fast.security.http_proofs import (
+    mtls_credential,
+    principal_of_request,
+    subject_credential,
+)
 from danube_fast.security.records import ApiKey, Binding, Credential, Principal, Role
 from danube_fast.types import Permission
 from danube_fast.workers.coordinator.request_access import RequestAccess
@@ -258,11 +262,13 @@ def test_headers_that_claim_an_identity_prove_nothing(view: Any) -> None:
 
 
 def test_a_bearer_decides_alone() -> None:
-    certificates = {mtls_credential(b"cert"): "by certificate"}.get
+    certificates = {mtls_credential(b"cert"): "by certificate"}
     keys = {"key": "by key"}.get
 
     def who(headers: dict[str, str], shown: bytes | None = None) -> str | None:
-        return principal_of_request(headers, shown, certificates, keys)
+        return principal_of_request(
+            headers, shown, certificates.__contains__, certificates.get, keys
+        )
 
     assert who({}) is None and who({}, b"other") is None
     assert who({}, b"cert") == "by certificate"
@@ -346,3 +352,62 @@ def test_records_that_change_under_a_check_are_asked_again() -> None:
     access.is_loaded = True
     access.confirm()
     assert RequestAccess(access, Stopped()).principal_of_request({}, certificate("ann")) == "ann"
+
+
+# ---------------------------------------------------------------- subjects of certificates
+
+
+def code_of(access: Access, clock: Stopped, view: Any, sender: str) -> int:
+    access.confirm()
+    return ask(http_api.create_app(view, RequestAccess(access, clock)), "/metrics", sender)[0]
+
+
+def test_a_subject_lets_its_certificates_in_until_it_ends(view: Any) -> None:
+    clock = Stopped()
+    access = known(clock)
+    put = access.policy.put
+    subject = subject_credential(certificate("none known"))
+    assert subject == "mtls:CN=none-known"
+
+    def code() -> int:
+        return code_of(access, clock, view, "none known")
+
+    assert code() == 401
+    put(Credential(subject, "viewer"))
+    assert code() == 200
+    assert code_of(access, clock, view, "wrong") == 401, "another subject"
+    for other in ("mtls:CN=none-know", "mtls:CN=none-known,O=x", "mtls:cn=none-known"):
+        access.policy.remove(f"credential/{subject}")
+        put(Credential(other, "viewer"))
+        assert code() == 401, other
+    put(Credential(subject, "viewer", clock.wall_ns() + SECOND_NS))
+    assert code() == 200
+    clock.now_ns += SECOND_NS
+    assert code() == 401, "it has ended"
+    put(Credential(subject, "disabled"))
+    assert code() == 401
+    put(Credential(subject, "unbound"))
+    assert code() == 403
+    access.policy.remove(f"credential/{subject}")
+    assert code() == 401
+
+
+def test_a_registered_certificate_counts_before_its_subject(view: Any) -> None:
+    """Also when its record lets it in no more: so one certificate of a subject is stopped."""
+    clock = Stopped()
+    access = known(clock)
+    put = access.policy.put
+    own, subject = mtls_credential(certificate("wrong")), subject_credential(certificate("wrong"))
+    put(Credential(subject, "viewer"))
+
+    def code() -> int:
+        return code_of(access, clock, view, "wrong")
+
+    assert code() == 200
+    for name, ends_ns, expected_code in (
+        ("unbound", 0, 403), ("disabled", 0, 401), ("admin", 0, 200), ("admin", clock.wall_ns() - 1, 401),
+    ):  # fmt: skip
+        put(Credential(own, name, ends_ns))
+        assert code() == expected_code, name
+    access.policy.remove(f"credential/{own}")
+    assert code() == 200, "the subject counts again"

@@ -36,6 +36,9 @@ RECORDS: list[tuple[Record, str]] = [
     (Credential(CURVE, "alice@example.org", 17, "laptop, été"), f"credential/{CURVE}"),
     (Credential("uid:0", "root"), "credential/uid:0"),
     (Credential("uid:4294967294", "last"), "credential/uid:4294967294"),
+    (Credential(f"mtls:{'0a' * 32}", "bob"), f"credential/mtls:{'0a' * 32}"),
+    (Credential("mtls:CN=a/b\\,c,O=Köln", "bob"), "credential/mtls:CN=a/b\\,c,O=Köln"),
+    (Credential(f"mtls:CN={'x' * 189}", "bob"), f"credential/mtls:CN={'x' * 189}"),
 ]
 
 NAMES_REFUSED = [
@@ -146,6 +149,8 @@ def test_builtin_roles_have_these_permissions() -> None:
         "", "curve:", CURVE[:-1], CURVE + "a", CURVE + "\n", CURVE[:-1] + "\n", CURVE[:-1] + " ", CURVE[:-1] + "~",
         CURVE[:-1] + "é", CURVE[6:], "Curve" + CURVE[5:], "uid:", "uid:-1", "uid:01", "uid:1 ", "uid:1\n", "uid:١",
         "uid:4294967295", "uid:99999999999", "uid:root", "gid:1", None, 7,
+        "mtls:", f"mtls:{'0A' * 32}", f"mtls:{'0a' * 31}", "mtls:orders", "mtls:=orders", "mtls: CN=orders",
+        "mtls:CN=orders\n", "mtls:CN=a\nb", "MTLS:CN=orders",
     ],
     ids=ascii,
 )  # fmt: skip
@@ -170,6 +175,10 @@ def test_credentials_that_are_none_are_refused_and_not_repeated(credential: Any)
         Credential("uid:1", "a", EXPIRES_NS_MAX + 1),
         Credential("uid:1", "a", True),
         Credential("uid:1", "a", 1.5),  # type: ignore[arg-type]
+        Credential(f"mtls:CN={'x' * 190}", "a"),
+        Credential(f"mtls:CN={'é' * 95}", "a"),
+        Credential("mtls:CN=a\x00b", "a"),
+        Credential("mtls:CN=a\u202eb", "a"),
         Credential("uid:1", "a", label="a\nb"),
         Credential("uid:1", "a", label="\x1b[2J"),
         Credential("uid:1", "a", label="a" * (LABEL_CHARACTERS_MAX + 1)),

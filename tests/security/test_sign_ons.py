@@ -26,6 +26,7 @@ from danube_fast.security.records import (
     check_record,
     key_of,
 )
+from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import Permission
 from danube_fast.workers.coordinator import sign_ons
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
@@ -284,7 +285,7 @@ def test_each_sign_on_is_checked_by_itself() -> None:
     ) == codes("PermissionDenied", "PermissionDenied", "")
     assert coordinator.add(
         signed(third), signed(principal="paul"), signed(expires_ns=NOW), signed("0" * 40),
-        signed(expires_ns=NOW + sign_ons.LIFETIME_NS_MAX + 1), signed(principal="bootstrap-admin", registered=False),
+        signed(expires_ns=NOW + LIFETIME_NS_MAX + 1), signed(principal="bootstrap-admin", registered=False),
     ) == codes(
         "FailedPrecondition", "FailedPrecondition", "PermissionDenied", "InvalidArgument",
         "PermissionDenied", "PermissionDenied",

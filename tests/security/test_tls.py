@@ -46,8 +46,10 @@ def make(folder: Path, *names: str, days: int = 30, ago_days: int = 0) -> NewCer
     return new_certificate(folder, names or ("localhost", "127.0.0.1"), days, At(now_ns))
 
 
-def tls_of(made: NewCertificate, client_ca: Path | None = None) -> ServerTls:
-    return ServerTls(made.certificate, made.key, client_ca)
+def tls_of(
+    made: NewCertificate, client_ca: Path | None = None, client_crl: Path | None = None
+) -> ServerTls:
+    return ServerTls(made.certificate, made.key, client_ca, client_crl)
 
 
 class EchoServer:

@@ -10,6 +10,7 @@ import pytest
 from danube_fast.clock import MILLISECOND_NS, SystemClock
 from danube_fast.security.records import Credential, Principal
 from danube_fast.workers.process.access import Access
+from danube_fast.workers.process.denials import Denials
 from danube_fast.workers.shard.access_checks import CHECKS_PER_SLICE, AccessChecks
 
 SESSIONS = 5 * CHECKS_PER_SLICE
@@ -25,7 +26,9 @@ class Worker:
         self.access.policy.put(Credential(credential="uid:7", principal="pia"))
         self.ended: set[int] = set()
         self.sessions = [
-            SimpleNamespace(number=n, closed=False, proof="uid:7", principal="pia", consumers={}, identity=b"")
+            SimpleNamespace(
+                number=n, closed=False, proof="uid:7", principal="pia", consumers={}, identity=b"", address="a",
+            )
             for n in range(SESSIONS)
         ]  # fmt: skip
         state: Any = SimpleNamespace(
@@ -35,8 +38,9 @@ class Worker:
         )
         ends: Any = SimpleNamespace(close_session=self._close, revoke=lambda identity: None)
         copy: Any = SimpleNamespace(do_work=lambda now_ns: None)
-        self.checks = AccessChecks(state, self.access, copy, ends, ends)
-        self.checks._check_producers = lambda: iter(())  # type: ignore[method-assign]
+        self.denials = Denials(SystemClock())
+        self.checks = AccessChecks(state, self.access, copy, ends, ends, self.denials)
+        self.checks._check_producers = lambda ended, handles: iter(())  # type: ignore[method-assign]
         self.now_ns = 0
 
     def _close(self, session: Any, how: Any) -> None:
@@ -59,3 +63,5 @@ def test_a_revoked_key_ends_all_its_sessions_however_often_rights_change(changes
         worker.tick()
         worker.access.policy.changes += changes_on
     assert len(worker.ended) == SESSIONS
+    (line,), lost = worker.denials.take(0)
+    assert (line.event, line.action, line.count, lost) == ("closed", "session", SESSIONS, 0)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import admin
-from danube_fast.errors import DanubeError, Internal, PermissionDenied, Unavailable
+from danube_fast.errors import (
+    DanubeError,
+    Internal,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
 from danube_fast.security.audit import AuditRecord
@@ -21,6 +27,7 @@ from danube_fast.workers.coordinator.administration import (
 
 CHANGES = {
     "add_api_key", "create_namespace", "create_topic", "delete_namespace", "delete_security", "delete_subscription", "delete_topic",
+    "end_sign_ons",
     "move_topic", "purge_topic", "rotate_server_key", "set_binding", "set_credential", "set_failure_policy", "set_namespace_policy",
     "set_namespace_quota",
     "set_principal", "set_role", "set_topic", "set_topic_policy", "skip_messages",
@@ -48,13 +55,21 @@ class Rig:
         topics = SimpleNamespace(namespaces=namespaces)
         context: Any = SimpleNamespace(topics=topics, clock=SimpleNamespace(wall_ns=lambda: 1))
         self.session = Session(3, b"token", b"\0one", "raw", "ann")
+        self.charged: list[AuditRecord] = []
+        self.is_over = False
+        rates: Any = SimpleNamespace(charge=self.charge)
         self.administration = Administration(
-            context, self, audit, lambda number, reply: self.replies.append(reply)
+            context, self, audit, lambda number, reply: self.replies.append(reply), rates
         )
 
     def authorize(self, principal: str, permission: Any, resource: str) -> None:
         if not self.may:
             raise PermissionDenied(f"{principal} may not {permission} {resource}")
+
+    def charge(self, session: Session, record: AuditRecord) -> None:
+        self.charged.append(record)
+        if self.is_over:
+            raise ResourceExhausted("too many")
 
     def ask(self, operation: str, **arguments: Any) -> None:
         self.administration.handle(self.session, p.Admin(9, operation, arguments))
@@ -95,6 +110,17 @@ def test_a_change_without_a_record_is_not_made(rig: Rig) -> None:
     rig.ask("create_namespace", namespace="shop")
     rig.begun[0][1](Unavailable("the disk"))
     assert not rig.made and rig.replies[0].code == Unavailable.code
+
+
+def test_one_change_too_many_is_not_begun(rig: Rig) -> None:
+    rig.is_over = True
+    rig.ask("create_namespace", namespace="shop")
+    rig.may = False
+    rig.ask("create_namespace", namespace="denied")
+    (record,) = rig.charged
+    assert record.arguments == {"namespace": "shop"}, "charged for its line as it is written"
+    assert not rig.begun and not rig.made
+    assert [reply.code for reply in rig.replies] == [ResourceExhausted.code, PermissionDenied.code]
 
 
 def test_a_right_that_is_taken_meanwhile_counts(rig: Rig) -> None:

@@ -25,7 +25,13 @@ from danube_fast.workers.coordinator.audit import (
     DENIED_BYTES_PER_SECOND,
     AuditLog,
 )
-from danube_fast.workers.process.denials import KINDS_MAX, WAITING_MAX, Denial, Denials
+from danube_fast.workers.process.denials import (
+    KINDS_MAX,
+    WAITING_MAX,
+    Closings,
+    Denial,
+    Denials,
+)
 from danube_fast.workers.reports.denials import DenialReports
 from tests.workers.broker import wait_until
 
@@ -362,3 +368,38 @@ def test_denials_of_different_reasons_are_told_apart(rig: Rig) -> None:
     for each in rig.records(event="denied"):
         counts[each["resource"]] = counts.get(each["resource"], 0) + each.get("count", 1)
     assert counts == {"expired": 2, "no such key": 2}
+
+
+def test_what_was_closed_is_a_line_for_each_user_and_topic(rig: Rig) -> None:
+    """However many handles there were; a crowd has the same budget as denials."""
+    closings = Closings(rig.denials)
+    pia: Any = SimpleNamespace(principal="pia", proof="curve:secret", address="10.0.0.7")
+    for topic in ("/a/t", "/a/u"):
+        for _ in range(1000):
+            closings.note(pia, "producer", topic)
+    for number in range(10):
+        closings.note(pia, "consumer", f"/system/reply-{number:032}")
+    closings.tell()
+    rig.denials.note(Denial("producer", "pia", "curve:secret", "10.0.0.7", "/a/t"))
+    rig.turn()
+    lines = {each.get("resource", ""): each for each in rig.records(event="closed")}
+    assert {name: each["count"] for name, each in lines.items()} == {
+        "/a/t": 1000, "/a/u": 1000, "/system/reply-(hidden)": 10,
+    }  # fmt: skip
+    line = lines["/a/t"]
+    assert (line["principal"], line["address"], line["process"]) == ("pia", "10.0.0.7", "process-0")
+    assert "secret" not in json.dumps(rig.records())
+    assert rig.records(event="denied")[0]["action"] == "producer", "a denial is none of them"
+    began = rig.size
+    for number in range(20_000):
+        other: Any = SimpleNamespace(principal=f"u{number}", proof="uid:7", address="10.0.0.7")
+        closings.note(other, "session")
+        if number % 100 == 0:
+            rig.turn()
+    closings.tell()
+    rig.turn(WINDOW_TURNS)
+    seconds = (200 + WINDOW_TURNS) * TURN_NS / SECOND_NS
+    assert rig.size - began <= DENIED_BYTES_MAX + (seconds + 12) * (DENIED_BYTES_PER_SECOND + 20)
+    told = sum(each.get("count", 1) for each in rig.records(action="session"))
+    lost = sum(each["count"] for each in rig.records(event="lost"))
+    assert told + lost + rig.log._lost_count == 20_000, "each one is recorded or counted as lost"

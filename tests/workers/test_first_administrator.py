@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from danube_fast.clock import SystemClock
+from danube_fast.errors import FailedPrecondition
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.security.curve import new_key_pair
-from danube_fast.security.records import Binding, Credential, Principal
+from danube_fast.security.records import Binding, Credential, Principal, Record, Role
+from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.process.access import Access
 from tests.workers.shard_rig import FakeMailbox
@@ -37,3 +39,64 @@ def test_an_administrator_who_can_come_in_has_a_key(
         [Principal("ann"), Binding("ann", "user:ann", "admin", "cluster"), Credential(credential, "ann")]
     )  # fmt: skip
     assert directory.has_administrator() is comes_in
+
+
+GROUP = "group:ops"
+KEY = f"curve:{new_key_pair().public}"
+LAST = [
+    ("the user", [], lambda of: of.remove_record("principal", "ann")),
+    ("the key", [], lambda of: of.remove_record("credential", KEY)),
+    ("the binding", [], lambda of: of.remove_record("binding", "ann")),
+    ("a user that is disabled", [], lambda of: of.put_principal("ann", None, disabled=True)),
+    ("another role", [], lambda of: of.put_binding("ann", "user:ann", "viewer", "cluster")),
+    ("another scope", [], lambda of: of.put_binding("ann", "user:ann", "admin", "/a/*")),
+    ("the role", [Role("boss", [Permission.MANAGE_CLUSTER]), Binding("ann", "user:ann", "boss", CLUSTER)],
+     lambda of: of.remove_record("role", "boss")),
+    ("a weaker role", [Role("boss", [Permission.MANAGE_CLUSTER]), Binding("ann", "user:ann", "boss", CLUSTER)],
+     lambda of: of.put_role("boss", [Permission.LOOKUP])),
+    ("the group", [Principal("ann", groups=["ops"]), Binding("ann", GROUP, "admin", CLUSTER)],
+     lambda of: of.put_principal("ann", [], disabled=None)),
+]  # fmt: skip
+"""How the last administrator goes: its records, what changes them."""
+
+
+def is_there(directory: SecurityDirectory, *more: Record) -> None:
+    """Make ann an administrator, with these records in place of her usual ones."""
+    usual = [Principal("ann"), Binding("ann", "user:ann", "admin", CLUSTER), Credential(KEY, "ann")]
+    for records in (usual, more):
+        directory.change(records)
+
+
+@pytest.mark.parametrize(("records", "change"), [each[1:] for each in LAST], ids=[each[0] for each in LAST])  # fmt: skip
+def test_the_last_administrator_stays(
+    directory: SecurityDirectory, records: list[Record], change: Callable[[SecurityDirectory], None]
+) -> None:
+    is_there(directory, *records)
+    before = directory.policy.page("", 100)
+    with pytest.raises(FailedPrecondition, match=r"no administrator.*users add.*--force"):
+        change(directory)
+    assert directory.policy.page("", 100) == before and directory.has_administrator()
+    other = f"curve:{new_key_pair().public}"
+    directory.change(
+        [Principal("bob"), Binding("bob", "user:bob", "admin", CLUSTER), Credential(other, "bob")]
+    )
+    change(directory)
+    assert directory.has_administrator(), "bob is one"
+
+
+def test_the_last_administrator_is_deleted_by_force(directory: SecurityDirectory) -> None:
+    is_there(directory)
+    directory.remove_record("principal", "ann", force=True)
+    assert not directory.has_administrator() and directory.policy.get(f"credential/{KEY}") is None
+
+
+def test_what_is_no_administrators_goes_without_a_word(directory: SecurityDirectory) -> None:
+    """Nor is anything refused in a broker that has no administrator with a key yet."""
+    directory.change([Principal("pia"), Binding("pia", "user:pia", "viewer", CLUSTER)])
+    directory.remove_record("binding", "pia")
+    directory.change([Principal("uma"), Binding("uma", "user:uma", "admin", CLUSTER), Credential("uid:7", "uma")])  # fmt: skip
+    directory.remove_record("principal", "uma")
+    is_there(directory, Credential("uid:7", "ann"))
+    directory.remove_record("credential", "uid:7")
+    directory.put_principal("ann", ["ops"], disabled=None)
+    directory.remove_record("principal", "pia")

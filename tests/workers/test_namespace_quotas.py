@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from danube_fast.broker import messages as m
-from danube_fast.broker.topics.quota import NO_QUOTA, NamespaceQuota
+from danube_fast.broker.topics.quota import NamespaceQuota
 from danube_fast.errors import ResourceExhausted
 from danube_fast.net.protocol import Status
-from danube_fast.ring.buckets import Bucket, BucketTable, JointBucket
-from danube_fast.ring.control import ProcessState
+from danube_fast.ring.buckets import Bucket
 from danube_fast.ring.namespace_words import NamespaceWords
-from danube_fast.workers.reports import namespaces
-from danube_fast.workers.reports.namespaces import NamespaceUsage
-from tests.workers.shard_rig import FakeMailbox, FakeRequest, RawClient, Rig, Shifted
+from danube_fast.roles import COORDINATOR
+from tests.workers.shard_rig import FakeRequest, RawClient, Rig, Shifted
 
 SECOND = 1_000_000_000
 THROTTLED, OK = int(Status.THROTTLED), 0
@@ -32,28 +29,12 @@ def rig(rigs: Callable[..., Rig]) -> Rig:
     return made
 
 
-@pytest.fixture
-def table() -> Iterator[BucketTable]:
-    made = BucketTable.create()
-    yield made
-    made.close()
-
-
-class Control:
-    """Epochs of two workers."""
-
-    def __init__(self) -> None:
-        self.epochs = {ME: 1, OTHER: 1}
-
-    def epoch(self, process: int) -> int:
-        return self.epochs[process]
-
-    def state(self, process: int) -> ProcessState:
-        return ProcessState.READY
+def words_of(rig: Rig, namespace: str) -> NamespaceWords:
+    return NamespaceWords(rig.buckets, rig.boot.control, [ME, OTHER], namespace)
 
 
 def shared(rig: Rig) -> NamespaceWords:
-    return NamespaceWords(rig.buckets, rig.boot.control, [ME, OTHER], "default")
+    return words_of(rig, "default")
 
 
 def later(rig: Rig, seconds: float) -> None:
@@ -184,16 +165,6 @@ def test_a_reader_that_is_there_already_draws_on_a_rate_that_is_set(rig: Rig) ->
     assert sum(len(view.offsets()) for _, view in client.delivered) <= 100 * seconds + 20
 
 
-def test_a_joint_bucket_waits_for_both_and_charges_both(table: BucketTable) -> None:
-    own = Bucket(table.address(1), 10, 0)
-    common = Bucket(table.address(2), 100, 0, burst_ns=0)
-    both = JointBucket(own, common)
-    assert both.room(0) == 1 and both.wait_ns(0) == 0
-    both.take(0, 50, 0)
-    assert common.wait_ns(0) == SECOND // 2
-    assert both.wait_ns(0) == own.wait_ns(0) == 5 * SECOND - 250_000_000
-
-
 # ---------------------------------------------------------------- storage
 
 
@@ -238,7 +209,9 @@ def test_a_resend_costs_nothing_and_topics_that_keep_nothing_go_on(rig: Rig) -> 
     rig.mailbox.handlers[m.NamespaceFull](FakeRequest(full))
     assert client.publish((1, client.frame(opened, 1, [b"x"])))[0] == EXHAUSTED
     assert Lane(client, 2).publish()[0] == OK
-    rig.mailbox.handlers[m.NamespaceFull](FakeRequest(m.NamespaceFull({})))
+    rig.mailbox.handlers[m.NamespaceFull](FakeRequest(m.NamespaceFull({"other": "full"})))
+    assert client.publish((1, client.frame(opened, 1, [b"x"])))[0] == EXHAUSTED
+    rig.mailbox.handlers[m.NamespaceFull](FakeRequest(m.NamespaceFull({"default": ""})))
     assert client.publish((1, client.frame(opened, 1, [b"x"])))[0] == OK
 
 
@@ -256,11 +229,70 @@ def test_what_is_kept_is_reported_and_what_goes_at_once(rig: Rig) -> None:
     assert use == m.NamespaceUse(sizes[1], sum(sizes), 0, True)
 
 
+def test_a_namespace_is_reported_twice_when_it_changes_and_all_to_a_coordinator_that_is_new(
+    rig: Rig,
+) -> None:
+    for number in range(1, 4):
+        rig.assign(
+            number, topic=f"/n{number}/t", durability="os", incarnation=number,
+            quota={"namespace_storage_bytes_max": 1 << 30},
+        )  # fmt: skip
+    for _ in range(5):
+        later(rig, 1)
+    before = rig.said(m.NamespaceUsed)
+    assert [each.is_whole for each in before] == [True] + [False] * (len(before) - 1)
+    assert sorted(name for each in before for name in each.used) == [
+        "n1",
+        "n1",
+        "n2",
+        "n2",
+        "n3",
+        "n3",
+    ]
+    rig.buckets.set_word(words_of(rig, "n2").until_address, 1 << 40)
+    size = Lane(rig.client(), 2).publish(5)[1]
+    for _ in range(5):
+        later(rig, 1)
+    said = rig.said(m.NamespaceUsed)[len(before) :]
+    assert [list(each.used) for each in said] == [["n2"], ["n2"]], "only what has changed, twice"
+    assert said[-1].used["n2"] == m.NamespaceUse(size, size, 0, True)
+    for watcher in rig.mailbox.epoch_watchers:
+        watcher(COORDINATOR, 2)
+    later(rig, 0.02)
+    last = rig.said(m.NamespaceUsed)[-1]
+    assert last.is_whole and last.used["n2"].storage_bytes == size and len(last.used) == 3
+
+
+def test_nothing_is_left_of_a_namespace_that_is_gone_and_it_can_be_made_again(rig: Rig) -> None:
+    assign(rig, 1, namespace_storage_bytes_max=1 << 30, namespace_handles_max=2)
+    words = shared(rig)
+    words.set_until(1 << 40)
+    client = rig.client()
+    size = Lane(client, 1).publish()[1]
+    client.subscribe(1, "s", consumer_id=1)
+    full = m.NamespaceFull({"default": "namespace default is full"})
+    rig.mailbox.handlers[m.NamespaceFull](FakeRequest(full))
+    assert words.handles(ME) == 2
+    rig.operation(m.Unassign([1]))
+    for _ in range(4):
+        later(rig, 1)
+    use = rig.said(m.NamespaceUsed)[-1].used["default"]
+    assert (use.storage_bytes, use.accepted_bytes, use.handles) == (0, size, 0)
+    assert not rig.worker.limits.namespaces.with_quota() and not words.handles_of_all()
+    count = len(rig.said(m.NamespaceUsed))
+    assign(rig, 2, namespace_storage_bytes_max=1 << 30, namespace_handles_max=2)
+    lane = Lane(client, 2)
+    assert lane.publish()[0] == OK, "why it was full is forgotten"
+    later(rig, 1)
+    use = rig.said(m.NamespaceUsed)[count:][-1].used["default"]
+    assert use == m.NamespaceUse(size, 2 * size, 1, True)
+
+
 def test_a_worker_that_has_nothing_of_it_says_so_when_it_is_asked(rig: Rig) -> None:
     later(rig, 10)
     assert not rig.said(m.NamespaceUsed)
     rig.mailbox.handlers[m.NamespaceFull](FakeRequest(m.NamespaceFull({})))
-    assert rig.said(m.NamespaceUsed) == [m.NamespaceUsed({})]
+    assert rig.said(m.NamespaceUsed) == [m.NamespaceUsed({}, is_whole=True)]
 
 
 def test_a_restart_goes_on_with_the_quota_that_the_log_knows(rigs: Callable[..., Rig]) -> None:
@@ -298,139 +330,3 @@ def test_producers_consumers_and_readers_count_and_those_that_are_closed_do_not(
     dead.socket.close(0)
     later(rig, 1.1)  # sessions are looked at once a second
     rig.turn(lambda: late.ask(10, 2, "b")[0] == 67, "the place of a client that is gone")
-
-
-def test_handles_of_another_worker_count_until_it_starts_again(table: BucketTable) -> None:
-    control: Any = Control()
-    words = NamespaceWords(table, control, [ME, OTHER], "n")
-    assert [words.take_handle(OTHER, 3) for _ in range(4)] == [True, True, True, False]
-    assert not words.take_handle(ME, 3)
-    assert (words.handles(ME), words.handles(OTHER)) == (0, 3)
-    control.epochs[OTHER] = 2
-    assert words.handles_of_all() == 0
-    assert words.take_handle(ME, 3)
-    assert NamespaceWords(table, control, [ME, OTHER], "m").handles_of_all() == 0
-
-
-# ---------------------------------------------------------------- the coordinator
-
-
-class Usages:
-    """The coordinator's side, with workers that say what a test has them say."""
-
-    def __init__(self, table: BucketTable) -> None:
-        self.mailbox, self.control = FakeMailbox(), Control()
-        self.now_ns = 0
-        self.quota = NamespaceQuota(namespace_storage_bytes_max=1000)
-        boot: Any = SimpleNamespace(
-            mailbox=self.mailbox, buckets=table, control=self.control,
-            clock=SimpleNamespace(monotonic_ns=lambda: self.now_ns),
-            config=SimpleNamespace(processes=SimpleNamespace(workers=[ME, OTHER])),
-        )  # fmt: skip
-        quotas = SimpleNamespace(
-            quota=lambda name: self.quota,
-            with_quota=lambda: ["n"] if self.quota != NO_QUOTA else [],
-        )
-        topics: Any = SimpleNamespace(namespaces=quotas)
-        self.usage = NamespaceUsage(boot, topics)
-        self.words = NamespaceWords(table, boot.control, [ME, OTHER], "n")
-
-    def say(
-        self, worker: int, kept: int | None, accepted: int = 0, *, is_measured: bool = True
-    ) -> str:
-        """Have a worker report; why the namespace is full."""
-        used = {}
-        if kept is not None:
-            used["n"] = m.NamespaceUse(kept, accepted, 0, is_measured)
-        request: Any = SimpleNamespace(peer=worker, message=m.NamespaceUsed(used))
-        self.mailbox.handlers[m.NamespaceUsed](request)
-        notices = self.mailbox.notices
-        return notices[-1].full.get("n", "") if notices and used else ""  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def usages(table: BucketTable) -> Iterator[Usages]:
-    made = Usages(table)
-    yield made
-    made.mailbox.close()
-
-
-def test_what_may_be_accepted_waits_until_all_have_counted(usages: Usages) -> None:
-    usages.say(ME, 100, 100)
-    assert usages.words.until == 0, "a worker is silent"
-    usages.say(OTHER, 0, 0, is_measured=False)
-    assert usages.words.until == 0, "a worker has not counted all"
-    usages.say(OTHER, 300, 50)
-    assert usages.words.until == 1000 - 400 + 150
-
-
-def test_a_worker_that_never_speaks_does_not_hold_publishers_for_ever(usages: Usages) -> None:
-    usages.say(ME, 100, 100)
-    usages.now_ns = namespaces.WAIT_NS
-    usages.say(ME, 100, 100)
-    assert usages.words.until == 1000
-
-
-def test_a_partition_that_moves_is_never_missing(usages: Usages) -> None:
-    """The source has dropped it before the target speaks, or before that has counted it."""
-    usages.say(ME, 600, 600)
-    usages.say(OTHER, 0, 0)
-    assert usages.words.until == 1000
-    usages.say(ME, 0, 600)
-    assert usages.words.until == 1000, "for one report more it counts"
-    usages.say(OTHER, 0, 0, is_measured=False)
-    usages.say(ME, 0, 600)
-    assert usages.words.until == 1000, "and while a worker has not counted all"
-    usages.say(OTHER, 600, 0)
-    assert usages.words.until == 1000
-
-
-def test_what_is_deleted_may_be_accepted_again(usages: Usages) -> None:
-    usages.say(OTHER, 0, 0)
-    assert "keeps 1000 bytes" in usages.say(ME, 1000, 1000)
-    assert usages.words.until == 1000
-    for _ in range(2):
-        assert usages.say(ME, 400, 1000) == ""
-    assert usages.words.until == 1600
-    assert usages.usage.of("n").storage_bytes == 400
-
-
-def test_a_worker_without_anything_of_it_any_more_gives_back_all(
-    usages: Usages, table: BucketTable
-) -> None:
-    table.set_word(usages.words.accepted_address(OTHER), 700)
-    usages.say(ME, 100, 100)
-    usages.say(OTHER, 700, 700)
-    assert usages.words.until == 1000
-    usages.say(OTHER, None)
-    usages.say(ME, 100, 100)
-    assert usages.words.until == 1000 - 100 + 100 + 700
-
-
-def test_a_worker_that_was_started_again_is_asked_and_counts_as_before_until_it_answers(
-    usages: Usages,
-) -> None:
-    usages.say(ME, 100, 100)
-    assert m.NamespaceFull({}) in usages.mailbox.notices, "the other worker is asked"
-    usages.say(OTHER, 500, 500)
-    usages.control.epochs[OTHER] = 2
-    usages.mailbox.notices.clear()
-    for _ in range(2):
-        usages.say(ME, 0, 100)
-    assert len(usages.mailbox.notices) == 4, "answers, and a question with each"
-    assert usages.words.until == 1000, "what was freed counts when all have spoken"
-    usages.say(OTHER, None)
-    usages.say(ME, 0, 100)
-    assert len(usages.mailbox.notices) == 5
-    assert usages.words.until == 1100
-
-
-def test_a_limit_that_changes_or_goes_is_felt_with_the_next_report(usages: Usages) -> None:
-    usages.say(ME, 600, 600)
-    usages.say(OTHER, 0, 0)
-    usages.quota = NamespaceQuota(namespace_storage_bytes_max=500)
-    assert "namespace_storage_bytes_max 500" in usages.say(ME, 600, 600)
-    assert usages.words.until == 500
-    usages.quota = NO_QUOTA
-    assert usages.say(ME, 600, 600) == ""
-    assert usages.words.until == 0

@@ -1,7 +1,7 @@
 """ADMIN: administrative operations, those that change something with a record in the audit log before.
 
 read    --> run
-change  --> may it? --> begin in the log, durable --> may it still? --> run --> end in the log --> RESULT
+change  --> may it? --> not too many? --> begin in the log, durable --> may it still? --> run --> end in the log --> RESULT
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from danube_fast.security.audit import (
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.workers.coordinator.audit import AuditLog
+from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.process.denials import Denial
 
 __all__ = ["READS", "SHOWN_ARGUMENTS", "Administration", "record_of"]
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 READS = frozenset({
     "check_permission", "cluster_status", "describe_namespace", "describe_server_key", "describe_subscription", "describe_topic", "list_audit", "list_clients",
-    "list_namespaces", "list_security", "list_subscriptions", "list_topics", "namespace_policy", "topic_policy",
+    "list_namespaces", "list_security", "list_sign_ons", "list_subscriptions", "list_topics", "namespace_policy", "topic_policy",
     "topic_stats",
     # of readers of history, who change nothing that others see
     "flush_history", "release_history_hold", "renew_history_hold",
@@ -48,8 +49,8 @@ READS = frozenset({
 OF_REPLIES = frozenset({"create_topic", "delete_topic"})
 """What every client that asks and is answered does with a reply topic."""
 SHOWN_ARGUMENTS = frozenset({
-    "binding", "count", "credential", "disabled", "dispatch", "durability", "expires_seconds", "groups", "key_id", "name", "namespace",
-    "partition", "partitions", "permissions", "principal", "record_kind", "role", "scope", "step", "subject", "subscription", "topic",
+    "binding", "count", "credential", "disabled", "dispatch", "durability", "expires_seconds", "force", "groups", "key_id", "name", "namespace",
+    "partition", "partitions", "permissions", "principal", "public_key", "record_kind", "role", "scope", "source", "step", "subject", "subscription", "topic",
     "values", "worker", *TopicPolicy.__struct_fields__, *FailurePolicy.__struct_fields__,
 })  # fmt: skip
 """Arguments whose values are recorded. Free texts such as labels are not among them: they may hold anything."""
@@ -74,10 +75,13 @@ class Administration:
     """Run the operations of one coordinator. Used by its loop only."""
 
     def __init__(
-        self, context: AdminContext, authorizer: Authorizer, audit: AuditLog | None, reply: Reply
-    ) -> None:
-        """`audit`: where changes are recorded; None: nowhere. `reply` answers a session, by its number."""
+        self, context: AdminContext, authorizer: Authorizer, audit: AuditLog | None, reply: Reply,
+        rates: ChangeRates,
+    ) -> None:  # fmt: skip
+        """`audit`: where changes are recorded; None: nowhere. `reply` answers a session, by its number. `rates`: of the
+        changes that are recorded."""
         self._context, self._authorizer, self._audit = context, authorizer, audit
+        self._rates = rates
         self._reply = reply
 
     def handle(self, session: Session, command: protocol.Admin) -> None:
@@ -103,15 +107,16 @@ class Administration:
         if command.operation in READS:
             self._run(session, command, on_read)
             return
+        record = record_of(session, command.request, command.operation, resource)
         try:
             authorize = self._authorizer.authorize
             admin.check(authorize, session.principal, command.operation, command.arguments)
+            arguments = shown_arguments(command.arguments, SHOWN_ARGUMENTS)
+            record = msgspec.structs.replace(record, arguments=arguments)
+            self._rates.charge(session, record)
         except DanubeError as error:
             on_read(None, error)
             return
-        record = record_of(session, command.request, command.operation, resource)
-        arguments = shown_arguments(command.arguments, SHOWN_ARGUMENTS)
-        record = msgspec.structs.replace(record, arguments=arguments)
 
         def on_changed(value: Any, error: DanubeError | None) -> None:
             audit.end(record, error)

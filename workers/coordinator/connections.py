@@ -20,7 +20,7 @@ from danube_fast.net.server import PeerGone, WouldBlock
 from danube_fast.net.session import Session, Sessions
 from danube_fast.security.records import BOOTSTRAP
 from danube_fast.workers.process.commands import Commands
-from danube_fast.workers.process.denials import is_audited
+from danube_fast.workers.process.denials import Closings, is_audited
 from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.process.secure_transport import SecureTransport
 
@@ -57,6 +57,7 @@ class Connections:
             unknown="this is the bootstrap endpoint; look the topic up, and ask its worker",
         )
         self.commands.denials = None if secured is None else secured.denials
+        self._closings = None if secured is None else Closings(secured.denials)
         self.commands.address_of = lambda identity: self.server.address
         self.commands.handlers |= {protocol.Ping: self._ping, protocol.Bye: self._bye}
         self._waiting: dict[Session, None] = {}
@@ -87,8 +88,8 @@ class Connections:
 
     def _close_revoked(self) -> None:
         """Close sessions whose principal is not any more what their proof names."""
-        access = self._access
-        if access is None:
+        access, closings = self._access, self._closings
+        if access is None or closings is None:
             return
         for session in self.sessions:
             # the key that a broker begins with has ended, its session lasts
@@ -96,7 +97,9 @@ class Connections:
                 session.principal != BOOTSTRAP
                 and access.principal_of(session.proof) != session.principal
             ):
+                closings.note(session, "session")
                 self._close(session)
+        closings.tell()
 
     def reply(self, number: int, command: protocol.ServerCommand) -> None:
         """Send to a session, by number; nothing happens if it is gone."""

@@ -39,6 +39,7 @@ from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.audit_topic import AuditTopic
+from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.growth import Growth, GrowthDone
 from danube_fast.workers.coordinator.lookups import Lookups
@@ -94,7 +95,6 @@ class Coordinator:
         self._secured = SecureTransport.make(self._settings, data_dir, context, self.clock)
         access = self._secured.access if self._secured is not None else None
         self.security = SecurityDirectory(self._store, booted.mailbox, self.clock, access)
-        SignOnChecks(self.security, booted.mailbox, self.clock)
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.owners),
@@ -109,7 +109,7 @@ class Coordinator:
         self.rebalancer = Rebalancer(booted.mailbox, self._settings, self)
         self.quota = LogQuotas(booted.mailbox, booted.config)
         self.storage = StorageQuotas(booted.mailbox, self.topics)
-        self.namespaces = NamespaceUsage(booted, self.topics)
+        self.namespaces = NamespaceUsage(booted, self.topics, self._workers_of)
         self.reply_topics = ReplyTopicExpiry(booted.mailbox, self)
         self.topic_reports = TopicReports(booted.mailbox, self.clock)
         self._authorizer: Authorizer = access or environment.authorizer
@@ -121,11 +121,21 @@ class Coordinator:
         )
         denials = self._secured.denials if self._secured else Denials(self.clock)
         self.audit = AuditLog(booted, denials) if is_audited(self._settings) else None
+        self.sign_ons = SignOnChecks(self.security, booted.mailbox, self.clock, self.audit)
         if access is not None:
             access.owner_of = self._owner_of
             self._begin_security(data_dir / BOOTSTRAP_KEY)
+        rates = ChangeRates(
+            self._settings.admin_changes_per_second_max, self.clock, self._authorizer, denials
+        )
         self.lookups = Lookups(
-            booted, self.connections, self.topics, self.placement, self._authorizer, self.audit
+            booted,
+            self.connections,
+            self.topics,
+            self.placement,
+            self._authorizer,
+            self.audit,
+            rates,
         )
         self._now_ns = self.clock.monotonic_ns()
         self.slices = Slices(self.clock)
@@ -135,9 +145,12 @@ class Coordinator:
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
             self.audit_topic = AuditTopic(self, self.audit.folder, self._newest_record)
-        administration = Administration(self, self._authorizer, self.audit, self.connections.reply)
+        administration = Administration(
+            self, self._authorizer, self.audit, self.connections.reply, rates
+        )
         self.connections.commands.handlers[protocol.Admin] = administration.handle
         self._web: web.WebThread | None = None
+        self._admin_address = web.address_of(self._config.admin_fd)
 
     # ---------------------------------------------------------------- life
 
@@ -195,6 +208,7 @@ class Coordinator:
         work += self.slices.do_work()
         self.marks.do_work(now_ns, self.quota.cursors)
         self.lookups.do_work(now_ns)
+        self.namespaces.do_work(now_ns)
         if self.audit_topic is not None:
             self.audit_topic.do_work(now_ns)
         self.security.do_work(now_ns)
@@ -209,6 +223,8 @@ class Coordinator:
                     self.topic_reports.published(), self._settings.metrics_topics_max
                 ),
             )  # fmt: skip
+            if self._settings.tokens:
+                view.issuers_fault = lambda: self.sign_ons.issuers_fault
             access = self._secured.access if self._secured is not None else None
             denials = self.audit.denials if self.audit is not None else None
             fd = self._config.admin_fd
@@ -275,6 +291,15 @@ class Coordinator:
     def owner_of(self, log_id: int) -> Owner:
         """Host and number of the worker that owns a log."""
         return self._config.owners[log_id]
+
+    def _workers_of(self, namespace: str) -> set[int]:
+        """Find the workers with partitions of a namespace."""
+        found: set[int] = set()
+        for record in self.topics.topics(namespace):
+            found |= {self.process_of(part.log_id) for part in self.topics.partitions(record)}
+            if len(found) == self._config.worker_count:
+                break
+        return found
 
     def _owner_of(self, topic: str) -> str | None:
         """Find the principal that made a reply topic."""
@@ -370,8 +395,8 @@ class Coordinator:
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
             auth=self._settings.auth, server_keys=self.server_key.keys,
             audit="off" if self.audit is None else self.audit.fault or "on",
-            listen=self._settings.listen, admin=self._settings.admin, sign_on=self._settings.sign_on,
-            tls=bool(self._settings.tls_certificate),
+            listen=self._settings.listen, admin=self._admin_address, sign_on=self._settings.sign_on,
+            tls=bool(self._settings.tls_certificate), issuers_fault=self.sign_ons.issuers_fault,
             history=self.uploads.status(),
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
 from danube_fast.workers.coordinator.administration import record_of
 from danube_fast.workers.coordinator.audit import AuditLog
+from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.process.access import Access, may_not_publish
@@ -65,10 +66,10 @@ class Lookups:
 
     def __init__(
         self, booted: Boot, connections: Connections, topics: TopicDirectory, placement: Placement,
-        authorizer: Authorizer, audit: AuditLog | None = None,
+        authorizer: Authorizer, audit: AuditLog | None, rates: ChangeRates,
     ) -> None:  # fmt: skip
-        """`audit`: where topics that are made here are recorded; None: nowhere."""
-        self._audit = audit
+        """`audit`: where topics that are made here are recorded; None: nowhere. `rates`: of those that are recorded."""
+        self._audit, self._rates = audit, rates
         self._boot, self._connections = booted, connections
         self._topics, self._placement, self._authorizer = topics, placement, authorizer
         self._parked: dict[str, list[_Parked]] = {}
@@ -175,8 +176,13 @@ class Lookups:
         return None
 
     def _begin(self, session: Session, command: protocol.Lookup) -> None:
-        """Go on with a LOOKUP that makes a topic once that is recorded."""
+        """Go on with a LOOKUP that makes a topic once that is recorded. Raises Unavailable for a client that has made too
+        many: it asks again by itself."""
         record = record_of(session, command.request, "create_topic", command.topic)
+        try:
+            self._rates.charge(session, record)
+        except ResourceExhausted as error:
+            raise Unavailable(str(error)) from None
 
         def begun(error: DanubeError | None) -> None:
             try:

@@ -47,7 +47,11 @@ class RequestAccess:
             shown = None  # it has ended since the handshake
         return _whole(
             lambda: principal_of_request(
-                headers, shown, access.principal_of, self._principal_of_bearer
+                headers,
+                shown,
+                access.registered_to,
+                access.principal_of,
+                self._principal_of_bearer,
             )
         )
 

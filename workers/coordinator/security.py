@@ -10,7 +10,7 @@ order, so a copy that is read while records change is right at its end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from danube_fast.errors import (
 )
 from danube_fast.metadata.store import CHANGES_MAX, MetadataStore
 from danube_fast.security.api_keys import LIVE_KEYS_MAX
+from danube_fast.security.certificates import canonical_subject
 from danube_fast.security.curve import read_key_file
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
@@ -38,11 +39,13 @@ from danube_fast.security.records import (
     Credential,
     Principal,
     Record,
+    Revocation,
     Role,
     SignOn,
     check_record,
     key_of,
 )
+from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.process.access import OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
@@ -53,12 +56,13 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "/security/"
 PAGE_RECORDS = 500
+SCANNED_MAX = 5000
+"""Sign-ons that are looked at for one page of a list."""
 CONFIRM_NS = 5 * SECOND_NS
 KNOWN_MS = 500
 """A worker that does not say in that time that it knows a sign-on hears of it later than its client."""
 COMMANDS = {
     "principal": "users", "credential": "keys", "role": "roles", "binding": "bindings", "api_key": "tokens",
-    "sign_on": "tokens",
 }  # fmt: skip
 """Kinds of records, and the commands of `danube-fast security` about them."""
 UNTOLD = ("salt", "digest")
@@ -124,21 +128,41 @@ class SecurityDirectory:
 
     def has_administrator(self) -> bool:
         """Whether a principal that may change these records can come in."""
+        return self._has_administrator(self._policy)
+
+    def _has_administrator(self, policy: Policy) -> bool:
         now_ns = self._clock.wall_ns()
         names = {
-            self._policy.principal_of(record.credential, now_ns)
-            for record in self._all()
+            policy.principal_of(record.credential, now_ns)
+            for record in _stored(policy)
             if isinstance(record, Credential)
             # clients begin here by tcp: a local user alone, or a certificate, is no way in
             and record.credential.startswith("curve:")
         }
-        permission = Permission.MANAGE_CLUSTER
         return any(
-            name is not None
-            and name != BOOTSTRAP
-            and self._policy.permits(name, permission, CLUSTER)
-            for name in names
+            name is not None and name != BOOTSTRAP and _rules(policy, name) for name in names
         )
+
+    def _check_keeps_administrator(self, gone: Sequence[str], made: Sequence[Record] = ()) -> None:
+        """Raise FailedPrecondition if no administrator could come in any more without the records of these keys, and with
+        those that are made in their place."""
+        old = [self._policy.get(key) for key in gone]
+        if not any(_is_of_administrator(self._policy, record) for record in old):
+            return
+        if not self.has_administrator():
+            return  # it is so already
+        left, lost = Policy(), set(gone)
+        for record in self._all():
+            if key_of(record) not in lost:
+                left.put(record)
+        for record in made:
+            left.put(record)
+        if not self._has_administrator(left):
+            raise FailedPrecondition(
+                "no administrator with a key would be left, and a new one could come in only behind a restart of the broker; make "
+                "another one first, with: danube-fast security users add NAME --public-key-of FILE --role admin (or delete "
+                "with --force)"
+            )
 
     def do_work(self, now_ns: int) -> None:
         """Confirm the newest version to the processes that have copies, and purge sign-ons, when it is time."""
@@ -218,25 +242,37 @@ class SecurityDirectory:
             self._changed(revision, [], some)
 
     def put_role(self, name: str, permissions: list[Permission]) -> None:
-        """Make or change a role; see the operation."""
-        self.change([Role(name=name, permissions=permissions)])
+        """Make or change a role; see the operation. Raises FailedPrecondition."""
+        self._put(Role(name=name, permissions=permissions))
+
+    def _put(self, record: Record) -> None:
+        """Make or change a record that may be an administrator's. Raises InvalidArgument, FailedPrecondition."""
+        self._check_enforced()
+        check_record(record)
+        self._check_keeps_administrator([key_of(record)], [record])
+        self.change([record])
 
     def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
-        """Make or change a principal; see the operation. What is None stays as it is."""
+        """Make or change a principal; see the operation. What is None stays as it is. Raises FailedPrecondition."""
         known = self._policy.get(f"principal/{name}")
         if isinstance(known, Principal):
             groups = known.groups if groups is None else groups
             disabled = known.disabled if disabled is None else disabled
         groups, disabled = groups or [], bool(disabled)
-        self.change([Principal(name=name, groups=groups, disabled=disabled)])
+        self._put(Principal(name=name, groups=groups, disabled=disabled))
 
     def put_credential(
         self, credential: str, principal: str, *, expires_seconds: int, label: str
     ) -> None:
-        """Make or change a credential; see the operation. Raises NotFound, FailedPrecondition."""
+        """Make or change a credential; see the operation. Raises InvalidArgument, NotFound, FailedPrecondition."""
         if self._policy.get(f"principal/{principal}") is None:
             raise NotFound(
                 f"there is no principal {principal}; make it with: danube-fast security users add {principal}"
+            )
+        kind, _, subject = credential.partition(":")
+        if kind == "mtls" and "=" in subject and canonical_subject(subject) != subject:
+            raise InvalidArgument(
+                f"certificates are compared with another form of that subject: write mtls:{canonical_subject(subject)}"
             )
         if credential == OVERFLOW:
             raise InvalidArgument(
@@ -299,7 +335,7 @@ class SecurityDirectory:
             raise FailedPrecondition(
                 f"the binding {binding} is of {known.subject}; give this one another name, or delete that one first"
             )
-        self.change([made])
+        self._put(made)
 
     def _check_enforced(self) -> None:
         if self._access is None:
@@ -318,12 +354,9 @@ class SecurityDirectory:
                 f"there is no user {name}; make it with: danube-fast security users add {name}"
             )
 
-    def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument."""
-        if kind == "sign_on":
-            raise InvalidArgument(
-                "a sign-on ends with what it was made by: remove the API key, or disable the user"
-            )
+    def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
+        """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument, and without
+        `force` FailedPrecondition if no administrator is left."""
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
             group = COMMANDS.get(kind, "users")
@@ -338,14 +371,46 @@ class SecurityDirectory:
                 if (isinstance(record, Credential | ApiKey) and record.principal == name)
                 or (isinstance(record, Binding) and record.subject == subject)
             ] + keys
+        if not force:
+            self._check_keeps_administrator(keys)
+        if kind == "principal":
+            self.end_sign_ons(key)
         self.remove(keys)
+
+    def end_sign_ons(self, holder: str) -> int:
+        """End the sign-ons that were made so far by a key, for a principal or by a source (see Revocation), also where they
+        are told again later; their number, as far as they are known here. Raises InvalidArgument."""
+        now_ns, sign_ons = self._clock.wall_ns(), self._policy.sign_ons
+        held = [self._policy.get(key) for key in sign_ons.held_by(holder)]
+        # the wall clock may have been set back since
+        made_ns = max((each.made_ns for each in held if isinstance(each, SignOn)), default=0)
+        self.change([Revocation(holder, max(now_ns, made_ns))])
+        self.remove(
+            key_of(record)
+            for record in self._all()
+            if isinstance(record, Revocation) and record.until_ns + LIFETIME_NS_MAX < now_ns
+        )
+        return len(held)
+
+    def list_sign_ons(self, after: str, limit: int, principal: str, source: str) -> dict[str, Any]:
+        """List sign-ons behind a public key; see the operation."""
+        now_ns, place = self._clock.wall_ns(), f"sign_on/{after}"
+        sign_ons = self._policy.sign_ons
+        found: list[dict[str, Any]] = []
+        page = [each for each in self._policy.page(place, SCANNED_MAX) if isinstance(each, SignOn)]
+        for record in page:
+            after = record.public_key
+            is_asked = principal in ("", record.principal) and source in ("", record.source)
+            if is_asked and sign_ons.principal_of(f"curve:{after}", now_ns) is not None:
+                found.append(msgspec.to_builtins(record))
+            if len(found) == limit:
+                return {"sign_ons": found, "after": after}
+        return {"sign_ons": found, "after": after if len(page) == SCANNED_MAX else ""}
 
     def describe(self, kind: str, after: str, limit: int) -> list[dict[str, Any]]:
         """List records of a kind behind a name, as maps. Raises InvalidArgument."""
         if kind not in COMMANDS:
-            raise InvalidArgument(
-                f"{kind!r} is no kind of records; write role, binding, principal, credential, api_key or sign_on"
-            )
+            raise InvalidArgument(f"{kind!r} is no kind of records; write {', '.join(COMMANDS)}")
         rows: list[dict[str, Any]] = []
         place = f"{kind}/{after}"
         while len(rows) < limit:
@@ -361,14 +426,7 @@ class SecurityDirectory:
         return rows
 
     def _all(self) -> Iterable[Record]:
-        """Go through the records that are stored; sign-ons, of which there may be many, come behind them."""
-        after = ""
-        while page := self._policy.page(after, PAGE_RECORDS):
-            for record in page:
-                if isinstance(record, SignOn):
-                    return
-                yield record
-            after = key_of(page[-1])
+        return _stored(self._policy)
 
     # ---------------------------------------------------------------- copies
 
@@ -390,3 +448,32 @@ class SecurityDirectory:
         last = key_of(page[-1]) if len(page) == PAGE_RECORDS else ""
         values = [msgspec.json.encode(record) for record in page]
         request.reply(m.SecurityPage(self._policy.version, values, last))
+
+
+def _stored(policy: Policy) -> Iterator[Record]:
+    """Go through the records that are stored; sign-ons, of which there may be many, come behind them."""
+    after = ""
+    while page := policy.page(after, PAGE_RECORDS):
+        for record in page:
+            if isinstance(record, SignOn):
+                return
+            yield record
+        after = key_of(page[-1])
+
+
+def _rules(policy: Policy, principal: str) -> bool:
+    """Whether a principal may change the records."""
+    return policy.permits(principal, Permission.MANAGE_CLUSTER, CLUSTER)
+
+
+def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
+    """Whether an administrator may be one by this record."""
+    match record:
+        case Principal(name=name) | Credential(principal=name):
+            return _rules(policy, name)
+        case Binding(scope=scope):
+            return scope == CLUSTER
+        case Role(permissions=permissions):
+            return Permission.MANAGE_CLUSTER in permissions
+        case _:
+            return False

@@ -2,6 +2,7 @@
 
     sign_on --AddSignOns--> checks, one by one --> memory --SecurityChanged--> all copies
             <--outcomes-------------------------------------their answers--'
+            --EndSignOns--> a revocation in the store ---SecurityChanged--> all copies
 
 Nothing is stored: after a restart other processes know them still, and that of sign-on tells them again.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from danube_fast.broker import messages as m
-from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.clock import Clock
 from danube_fast.errors import (
     DanubeError,
     FailedPrecondition,
@@ -23,13 +24,13 @@ from danube_fast.errors import (
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import BOOTSTRAP, SignOn, check_record
-from danube_fast.security.sign_ons import WEIGHT_MAX, weight_of
+from danube_fast.security.sign_ons import LIFETIME_NS_MAX, WEIGHT_MAX, weight_of
+from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
 __all__ = ["SignOnChecks"]
 
-LIFETIME_NS_MAX = 24 * 3600 * SECOND_NS
 PRINCIPAL_WEIGHT_MAX = 20_000
 """Of one principal: others have room when a program signs on without end."""
 _decoder = msgspec.json.Decoder(SignOn)
@@ -38,9 +39,30 @@ _decoder = msgspec.json.Decoder(SignOn)
 class SignOnChecks:
     """Decide which sign-ons come into force. Used by the coordinator's loop only."""
 
-    def __init__(self, directory: SecurityDirectory, mailbox: Mailbox, clock: Clock) -> None:
-        self._directory, self._clock = directory, clock
+    def __init__(
+        self,
+        directory: SecurityDirectory,
+        mailbox: Mailbox,
+        clock: Clock,
+        audit: AuditLog | None = None,
+    ) -> None:
+        """`audit`: where ends are recorded that no administrator has asked for; None: nowhere."""
+        self._directory, self._clock, self._audit = directory, clock, audit
+        self.issuers_fault = ""
+        """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
         mailbox.serve(m.AddSignOns, self._add)
+        mailbox.serve(m.EndSignOns, self._end)
+        mailbox.serve(m.IssuersRead, self._issuers_read)
+
+    def _end(self, request: Request[m.EndSignOns]) -> None:
+        self._directory.end_sign_ons(request.message.source)
+        if self._audit is not None:
+            self._audit.record("end_sign_ons", resource=request.message.source)
+        request.reply()
+
+    def _issuers_read(self, request: Request[m.IssuersRead]) -> None:
+        self.issuers_fault = request.message.fault
+        request.reply()
 
     def _add(self, request: Request[m.AddSignOns]) -> None:
         if not self._directory.is_enforced:
@@ -78,6 +100,8 @@ class SignOnChecks:
         name = record.principal
         if not now_ns < record.expires_ns <= now_ns + LIFETIME_NS_MAX:
             raise PermissionDenied("what you sign on with ends just now; get a new one")
+        if policy.sign_ons.is_revoked(record):
+            raise Unavailable(f"sign-ons of {name} were ended just now; try again")
         if name == BOOTSTRAP or not policy.sign_ons.vouches(record, now_ns):
             raise PermissionDenied(
                 f"{name} may not sign on: it is not a user of this broker, or disabled; ask an administrator"

@@ -132,8 +132,13 @@ class Watches:
         self._reply(number, watch, {"cursor": cursor, "changes": changes})
 
     def _list(self, number: int, watch: _Watch, cursor: str) -> Iterator[None]:
-        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor."""
+        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. A name that
+        is no topic is asked about, too, so that the time does not tell it from a hidden one."""
         names: list[str] = []
+        for pattern in watch.patterns:
+            if self._topics.topic(pattern.text) is None:
+                watch.may_see(pattern.text)
+            yield
         for record in self._topics.by_name.behind(""):
             if watch.matches(record.topic) and watch.may_see(record.topic):
                 names.append(record.topic)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from danube_fast.workers.process.denials import Denials
 if TYPE_CHECKING:  # Starlette takes a while, and no client should wait for it
     from danube_fast.security.tls import ServerTls
 
-__all__ = ["BrokerView", "WebThread"]
+__all__ = ["BrokerView", "WebThread", "address_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,15 @@ ACCEPTED_AT_ONCE_MAX = 16
 RETRY_SECONDS = 1.0
 STOP_WAIT_SECONDS = 1.0
 """The thread dies with the process; only requests under way are waited for."""
+
+
+def address_of(listen_fd: int) -> str:
+    """Return HOST:PORT of a listening socket; -1 is none, and has no address."""
+    if listen_fd < 0:
+        return ""
+    with socket.socket(fileno=os.dup(listen_fd)) as copy:
+        host, port = copy.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class WebThread:
@@ -68,7 +78,9 @@ class WebThread:
         is_required, tls = self._settings.auth != "none", self._tls
         if tls is None:
             return Exposure(is_required)
-        return Exposure(is_required, tls.expires_ns, bool(tls.fault), tls.reloads)
+        return Exposure(
+            is_required, tls.expires_ns, bool(tls.fault), tls.reloads, tls.crl_expires_ns
+        )
 
     def _load_tls(self) -> None:
         """Read the certificate, when there is one to be read; wait for one that can be used."""
@@ -116,13 +128,9 @@ class WebThread:
 
         tls, clock = self._tls, self._clock
 
-        def look() -> None:
-            if tls is not None:
-                tls.refresh(clock.monotonic_ns())
-
         config = uvicorn.Config(
             create_app(self._view, self._guard),
-            http=limited_protocol(tls.context if tls is not None else None),
+            http=limited_protocol(tls),
             ws="none",
             backlog=ACCEPTED_AT_ONCE_MAX,
             log_config=None,
@@ -132,6 +140,7 @@ class WebThread:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
+        look = None if tls is None else lambda: tls.refresh(clock.monotonic_ns())
         self._server = HttpServer(config, look)
         if not self._stopped.is_set():
             self._server.run(sockets=[self._socket])

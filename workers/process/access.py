@@ -33,7 +33,9 @@ def may_not_publish(setter: str, topic: str) -> PermissionDenied:
     """Make the error for dead letters of a failure policy whose setter may not publish to its topic."""
     if not setter:
         return PermissionDenied(
-            f"no one is known to have chosen {topic} in the failure policy: set its dead_letter_topic again"
+            f"no user is known to have chosen {topic} in the failure policy, which was set without auth, or by a version "
+            "that did not keep who set it; let a user that may publish there set it again: danube-fast subscriptions "
+            f"set-failure-policy TOPIC SUBSCRIPTION --dead-letter-topic {topic}"
         )
     return PermissionDenied(
         f"{setter}, who set the failure policy, may not publish to {topic}; bind a role, or let a user that may publish "

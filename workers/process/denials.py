@@ -1,6 +1,8 @@
-"""Denied actions of one process, aggregated: the first of a kind at once, its repetitions as a count.
+"""Denied actions of one process, and what it closed as rights were taken away, aggregated: the first of a kind at once, its
+repetitions as a count.
 
     loop, ZAP thread --note--> table by (who, from where, what, why) --take, every half second--> the audit log
+    pass over what is open --Closings, counted--^
 
 The table and the list that waits are bounded, so that a flood of denials costs neither memory nor bandwidth; what finds no
 room is counted.
@@ -9,12 +11,13 @@ room is counted.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.config import Settings
 from danube_fast.errors import PermissionDenied
+from danube_fast.net.session import Session
 from danube_fast.security.audit import (
     NAME_CHARACTERS_MAX,
     AuditRecord,
@@ -24,7 +27,7 @@ from danube_fast.security.audit import (
     shown_time,
 )
 
-__all__ = ["DENIED", "Denial", "Denials", "is_audited"]
+__all__ = ["DENIED", "Closings", "Denial", "Denials", "is_audited"]
 
 DENIED = PermissionDenied.__name__
 WINDOW_NS = 10 * SECOND_NS
@@ -35,6 +38,7 @@ REASON_CHARACTERS_MAX = 100
 """Of a reason, as far as it is told apart."""
 WAITING_MAX = 64
 """Records that wait to be taken."""
+_CLOSED = "closed"
 
 
 def is_audited(settings: Settings) -> bool:
@@ -43,7 +47,7 @@ def is_audited(settings: Settings) -> bool:
 
 
 class Denial(NamedTuple):
-    """One refusal, as it was met."""
+    """One refusal, as it was met; or one thing that was closed."""
 
     action: str
     principal: str = ""
@@ -54,6 +58,15 @@ class Denial(NamedTuple):
     request: str = ""
     reason: str = ""
     """Why, if refusals of one action differ in it: each reason has a record of its own."""
+    event: str = "denied"
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Key that repetitions of it share."""
+        who = self.event, self.principal, self.address, self.action
+        if self.event == _CLOSED:  # clients name none of it
+            return *who, self.proof, self.resource
+        return *who, self.reason[:REASON_CHARACTERS_MAX]
 
 
 class _Kind:
@@ -72,31 +85,31 @@ class Denials:
         """`is_on`: whether anyone takes them; else `note` does nothing."""
         self._clock, self._is_on = clock, is_on
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[tuple[str, str, str, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
         self._waiting: list[AuditRecord] = []
         self._lost = 0
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def note(self, denial: Denial) -> None:
-        """Count a denial."""
+    def note(self, denial: Denial, count: int = 1) -> None:
+        """Count a denial, or so many of them."""
         if not self._is_on:
             return
         if len(denial.resource) > NAME_CHARACTERS_MAX:  # a client's text may have megabytes
             denial = denial._replace(resource=denial.resource[: NAME_CHARACTERS_MAX + 1])
-        key = denial.principal, denial.address, denial.action, denial.reason[:REASON_CHARACTERS_MAX]
+        key = denial.kind
         with self._lock:
             kind = self._kinds.get(key)
             if kind is not None:
-                kind.count += 1
+                kind.count += count
                 kind.last = denial
                 return
             if len(self._kinds) >= KINDS_MAX:
                 _, oldest = self._kinds.popitem(last=False)
                 self._close(oldest)
             self._kinds[key] = _Kind(denial, self._clock.monotonic_ns())
-            self._add(denial, 1)
+            self._add(denial, count)
 
     def take(self, now_ns: int) -> tuple[list[AuditRecord], int]:
         """Take what waits: records, and how many denials found no room."""
@@ -123,7 +136,7 @@ class Denials:
             return
         self._waiting.append(
             AuditRecord(
-                event="denied",
+                event=denial.event,
                 time=shown_time(self._clock.wall_ns()),
                 principal=shown_text(denial.principal),
                 proof=fingerprint(denial.proof),
@@ -135,3 +148,26 @@ class Denials:
                 count=count,
             )
         )
+
+
+class Closings:
+    """Count what a pass closes because rights or credentials have gone, so that it is a few records."""
+
+    def __init__(self, denials: Denials) -> None:
+        self._denials = denials
+        self._counts: Counter[Denial] = Counter()
+
+    def note(self, session: Session, what: str, resource: str = "") -> None:
+        """Count the session itself, or something that it had open on `resource`."""
+        who = session.principal, session.proof, session.address
+        # all reply topics look the same
+        shown = shown_text(resource, NAME_CHARACTERS_MAX)
+        self._counts[Denial(what, *who, shown, outcome="", event=_CLOSED)] += 1
+        if len(self._counts) >= WAITING_MAX:
+            self.tell()
+
+    def tell(self) -> None:
+        """Pass on what was counted."""
+        for closing, count in self._counts.items():
+            self._denials.note(closing, count)
+        self._counts.clear()

@@ -121,6 +121,7 @@ class Environment:
             stranger_ns=settings.handshake_timeout_ms * MILLISECOND_NS,
             session_bytes=message_bytes_max(settings) + PART_BYTES_MAX_SLACK + SOCKET_BYTES,
             clients_max=settings.sessions_max,
+            failures_max=settings.handshakes_failed_per_second_max,
         )
         server.guard = ConnectionGuard(context, server.socket, limits, SystemClock())
         return server

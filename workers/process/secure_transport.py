@@ -15,6 +15,7 @@ from danube_fast.broker import messages as m
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
 from danube_fast.errors import DanubeError
+from danube_fast.net.connection_guard import ConnectionGuard
 from danube_fast.net.server import Server
 from danube_fast.net.zap import ZapThread
 from danube_fast.security.authorizers import load_authorizer
@@ -39,6 +40,8 @@ class SecureTransport:
         """The pair with which this process listens."""
         self.denials = denials
         """What the process refuses."""
+        self.guard: ConnectionGuard | None = None
+        """Of the server; told of each refusal."""
 
     @classmethod
     def make(
@@ -52,15 +55,19 @@ class SecureTransport:
 
         def refused(proof: str, address: str) -> None:
             denials.note(Denial("connect", access.registered_to(proof), proof, address))
+            if made.guard is not None:
+                made.guard.failed.note(address)
 
         zap = ZapThread(context, access.admits, refused)
-        return cls(ServerKeys(data_dir), access, zap, denials)
+        made = cls(ServerKeys(data_dir), access, zap, denials)
+        return made
 
     def open(self, server: Server, mailbox: Mailbox | None = None) -> None:
         """Start to answer ZeroMQ; call it before sockets are bound. Raises Internal.
 
         `mailbox`: where the coordinator says that the key of `server` is another one now; None in itself.
         """
+        self.guard = server.guard
         self._zap.start()
 
         def told(request: Request[m.UseServerKey]) -> None:

@@ -1,24 +1,27 @@
 """Use of namespaces with a quota: workers report it, the coordinator adds up and says how much more may be accepted.
 
-    worker --NamespaceUsed {namespace: kept, accepted, handles} 4 times a second--> coordinator
+    worker --NamespaceUsed {namespace: kept, accepted, handles}: what changed --> coordinator
            <--NamespaceFull {namespace: why}; asks those that have said nothing ----
            <== word: bytes that all workers may accept, since the broker's start === (shared memory)
 
 What a worker keeps, less what it accepted by then, only shrinks until its next report. So the limit, less the sum of
 these, bounds what all workers may have accepted, whenever each of them spoke: the kernels that admit frames look at it
 for each. While the coordinator is down the word stands.
+
+A worker looks four times a second. Only namespaces whose use has changed are in a report, twice with the same values,
+so that what is said of the others counts as said again. A coordinator that was started anew gets a whole report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from danube_fast.admin.view import NamespaceRow
 from danube_fast.broker import messages as m
-from danube_fast.broker.topics.quota import NamespaceQuota
+from danube_fast.broker.topics.quota import NO_QUOTA
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.namespace_words import NamespaceWords
@@ -45,6 +48,14 @@ COST_PART, COST_PART_CHANGED = 50, 10
 less often."""
 
 
+class _Said(NamedTuple):
+    """The last report on one namespace."""
+
+    use: m.NamespaceUse
+    is_repeated: bool
+    """Whether the report before had the same values."""
+
+
 class NamespaceReports(PeriodicJob):
     """Report what namespaces take of one worker. The worker's side."""
 
@@ -53,7 +64,16 @@ class NamespaceReports(PeriodicJob):
     def __init__(self, state: ShardState, namespaces: Namespaces, retention: Retention) -> None:
         self._state, self._namespaces, self._retention = state, namespaces, retention
         self._earliest_ns = 0
-        state.boot.mailbox.serve(m.NamespaceFull, self._full)
+        self._said: dict[str, _Said] = {}
+        self._is_whole_due = True
+        """The coordinator knows nothing of this worker."""
+        mailbox = state.boot.mailbox
+        mailbox.epoch_watchers.append(self._restarted)
+        mailbox.serve(m.NamespaceFull, self._full)
+
+    def _restarted(self, peer: int, epoch: int) -> None:
+        if peer == COORDINATOR:
+            self._is_whole_due, self._next_ns = True, 0
 
     @property
     def is_busy(self) -> bool:
@@ -62,28 +82,51 @@ class NamespaceReports(PeriodicJob):
 
     def do_work(self, now_ns: int) -> None:
         """Report if it is time, or if partitions or quotas have changed."""
-        if self._namespaces.is_changed and now_ns >= self._earliest_ns:
-            self._next_ns = now_ns
+        if now_ns < self._next_ns and self._namespaces.changed and now_ns >= self._earliest_ns:
+            self._report(list(self._namespaces.changed.values()), now_ns)
         super().do_work(now_ns)
 
     def run(self, now_ns: int) -> None:
         """Report the namespaces that have a quota."""
-        self._namespaces.is_changed = False
         known = self._namespaces.with_quota()
-        if not known:
-            return
+        if known:
+            took_ns = self._report(known, now_ns)
+            self._next_ns = max(self._next_ns, now_ns + COST_PART * took_ns)
+
+    def _report(self, looked_at: list[Namespace], now_ns: int) -> int:
+        """Report those of these namespaces whose use has changed; how long it took."""
         began_ns = self._state.clock.monotonic_ns()
+        self._namespaces.changed.clear()
         self._namespaces.count_handles()
-        used = {namespace.name: self._use(namespace) for namespace in known}
-        self._state.boot.mailbox.notify(COORDINATOR, m.NamespaceUsed(used))
+        self._tell(looked_at)
         took_ns = self._state.clock.monotonic_ns() - began_ns
-        self._next_ns = max(self._next_ns, now_ns + COST_PART * took_ns)
         self._earliest_ns = now_ns + COST_PART_CHANGED * took_ns
+        return took_ns
+
+    def _tell(self, looked_at: list[Namespace]) -> None:
+        is_whole, said = self._is_whole_due, {}
+        if is_whole:
+            self._said.clear()
+            looked_at = self._namespaces.with_quota()
+        for namespace in looked_at:
+            name, use = namespace.name, self._use(namespace)
+            last = self._said.get(name)
+            is_repeated = last is not None and last.use == use
+            if last is None or not (is_repeated and last.is_repeated):
+                said[name] = _Said(use, is_repeated)
+            elif not namespace.partitions:
+                self._namespaces.drop(namespace)
+                del self._said[name]
+        if said or is_whole:
+            used = {name: each.use for name, each in said.items()}
+            self._state.boot.mailbox.notify(COORDINATOR, m.NamespaceUsed(used, is_whole))
+        self._said |= said
+        self._is_whole_due = False
 
     def _use(self, namespace: Namespace) -> m.NamespaceUse:
         worker = self._state.boot.config.process_index
-        size, is_measured = 0, True
-        if namespace.quota.namespace_storage_bytes_max:
+        size, is_measured = 0, bool(namespace.quota.namespace_storage_bytes_max)
+        if is_measured:
             for partition in namespace.partitions.values():
                 if partition.reliable:
                     kept, is_known = self._retention.measure(partition)
@@ -93,11 +136,12 @@ class NamespaceReports(PeriodicJob):
         return m.NamespaceUse(size, shared.accepted(worker), shared.handles(worker), is_measured)
 
     def _full(self, request: Request[m.NamespaceFull]) -> None:
-        self._namespaces.set_full(request.message.full)
-        if (
-            not self._namespaces.with_quota()
-        ):  # the question of a coordinator that counts on all workers
-            self._state.boot.mailbox.notify(COORDINATOR, m.NamespaceUsed({}))
+        full = request.message.full
+        if full:
+            self._namespaces.set_full(full)
+        else:  # the question of a coordinator that counts on all workers
+            self._is_whole_due = True
+            self._tell([])
 
 
 def storage_jobs(
@@ -125,25 +169,46 @@ class _Report(NamedTuple):
 class NamespaceUsage:
     """Add up what workers report, and bound what they accept. The coordinator's side."""
 
-    def __init__(self, boot: Boot, topics: TopicDirectory) -> None:
-        self._boot, self._topics = boot, topics
+    def __init__(
+        self, boot: Boot, topics: TopicDirectory, hosts: Callable[[str], set[int]]
+    ) -> None:
+        """`hosts`: finds the workers with partitions of a namespace."""
+        self._boot, self._topics, self._hosts = boot, topics, hosts
         self._workers = list(boot.config.processes.workers)
         self._reports: dict[int, dict[str, _Report]] = {}
         """By worker and namespace."""
         self._epochs: dict[int, int] = {}
-        """By worker: its epoch when it spoke last."""
+        """By worker: its epoch when it made a whole report last."""
         self._words: dict[str, NamespaceWords] = {}
-        self._bounded: set[str] = set()
+        self._known = set(topics.namespaces.with_quota())
+        """Namespaces whose words count; those of others may be left from one of the same name."""
         self._waiting_since_ns: dict[str, int] = {}
+        """Namespaces whose publishers wait until it is known what is kept, the longest first."""
+        self._full: dict[str, str] = {}
+        """Why namespaces take no publishes."""
+        self._next_ns = 0
+        topics.namespaces.quota_listeners.append(self._changed)
         boot.mailbox.serve(m.NamespaceUsed, self._report)
+
+    def do_work(self, now_ns: int) -> None:
+        """Ask workers that have said nothing, and wait no longer for those that do not answer."""
+        if not self._known or now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + REPORT_NS
+        self._ask()
+        self._judge([
+            name for name, since_ns in self._waiting_since_ns.items() if now_ns - since_ns >= WAIT_NS
+        ])  # fmt: skip
 
     def of(self, namespace: str) -> Usage:
         """Return what a namespace takes; zeros of what its quota does not bound."""
-        reports = list(self._reports.values())
-        uses = [said[namespace].use for said in reports if namespace in said]
         bounds_handles = self._topics.namespaces.quota(namespace).namespace_handles_max
         handles = self._words_of(namespace).handles_of_all() if bounds_handles else 0
-        return Usage(sum(use.storage_bytes for use in uses), handles)
+        return Usage(sum(each.use.storage_bytes for each in self._reports_of(namespace)), handles)
+
+    def _reports_of(self, namespace: str) -> list[_Report]:
+        found = [said.get(namespace) for said in list(self._reports.values())]
+        return [report for report in found if report is not None]
 
     def table(self, published: Mapping[str, list[int]], most: int) -> dict[str, NamespaceRow]:
         """Make the rows of `/metrics`, at most so many and one for the others; any thread may call this."""
@@ -165,30 +230,46 @@ class NamespaceUsage:
         return rows
 
     def _report(self, request: Request[m.NamespaceUsed]) -> None:
-        control = self._boot.control
-        self._epochs[request.peer] = control.epoch(request.peer)
-        before = self._reports.get(request.peer, {})
-        self._reports[request.peer] = {
-            name: _report_of(use, before.get(name)) for name, use in request.message.used.items()
-        }
-        full: dict[str, str] = {}
-        namespaces = self._topics.namespaces
-        bounded = {
-            name for name in namespaces.with_quota()
-            if namespaces.quota(name).namespace_storage_bytes_max
-        }  # fmt: skip
-        for name in self._bounded - bounded:
-            self._words_of(name).set_until(0)
-            self._waiting_since_ns.pop(name, None)
-        self._bounded = bounded
-        for name in bounded:
-            text = self._bound(name, namespaces.quota(name))
-            if text and name in request.message.used:
-                full[name] = text
-        if request.message.used:
-            self._boot.mailbox.notify(request.peer, m.NamespaceFull(full))
-        for worker in self._unheard() if bounded else ():
-            if control.state(worker) == ProcessState.READY:
+        peer, used = request.peer, request.message.used
+        namespaces, names = self._topics.namespaces, set(used)
+        before = self._reports.get(peer, {})
+        after = before
+        if request.message.is_whole:
+            after, epoch = {}, self._boot.control.epoch(peer)
+            if self._epochs.get(peer) != epoch:
+                self._epochs[peer] = epoch
+                names |= self._known  # all may be known by now
+            names |= before.keys()
+        for name, use in used.items():
+            if namespaces.quota(name) != NO_QUOTA:
+                after[name] = _report_of(use, before.get(name))
+        self._reports[peer] = after
+        self._judge(names, peer)
+        if used:
+            full = {name: self._full.get(name, "") for name in used}
+            self._boot.mailbox.notify(peer, m.NamespaceFull(full))
+        if self._known:
+            self._ask()
+
+    def _changed(self, name: str) -> None:
+        """Take over the quota that was set for a namespace, which may be gone."""
+        if self._topics.namespaces.quota(name) == NO_QUOTA:
+            for said in self._reports.values():
+                said.pop(name, None)
+            if name in self._known:
+                self._judge([name])
+                self._known.discard(name)
+                self._words.pop(name, None)
+            return
+        if name not in self._known:
+            self._known.add(name)
+            self._words_of(name).clear()
+        if self._words_of(name).until:  # otherwise it is known with reports
+            self._judge([name])
+
+    def _ask(self) -> None:
+        for worker in self._unheard():
+            if self._boot.control.state(worker) == ProcessState.READY:
                 self._boot.mailbox.notify(worker, m.NamespaceFull({}))
 
     def _unheard(self) -> list[int]:
@@ -196,16 +277,37 @@ class NamespaceUsage:
         epochs, control = self._epochs, self._boot.control
         return [worker for worker in self._workers if epochs.get(worker) != control.epoch(worker)]
 
-    def _bound(self, name: str, quota: NamespaceQuota) -> str:
+    def _judge(self, names: Iterable[str], asker: int = -1) -> None:
+        """Bound namespaces anew, and tell workers which are full and which are no more; `asker` will be answered."""
+        changed: dict[str, str] = {}
+        for name in names:
+            text = self._bound(name)
+            if text != self._full.get(name, ""):
+                changed[name] = text
+        self._full |= changed
+        for name, text in changed.items():
+            if not text:
+                del self._full[name]
+        for worker in self._workers if changed else ():
+            if worker != asker and self._boot.control.state(worker) == ProcessState.READY:
+                self._boot.mailbox.notify(worker, m.NamespaceFull(changed))
+
+    def _bound(self, name: str) -> str:
         """Say how much may be accepted for a namespace; why nothing, if it is full."""
-        limit = quota.namespace_storage_bytes_max
-        reports = [said[name] for said in self._reports.values() if name in said]
-        words = self._words_of(name)
-        before = words.until
+        limit = self._topics.namespaces.quota(name).namespace_storage_bytes_max
+        if not limit:
+            self._waiting_since_ns.pop(name, None)
+            if name in self._known:
+                self._words_of(name).set_until(0)
+            return ""
+        words, reports = self._words_of(name), self._reports_of(name)
+        before, silent = words.until, [w for w, said in self._reports.items() if name not in said]
         is_whole = not self._unheard() and all(report.use.is_measured for report in reports)
+        if not before and is_whole:
+            is_whole = self._hosts(name).isdisjoint(silent)
         if not before and not is_whole and not self._has_waited(name):
             return ""  # publishers wait until it is known what is there
-        silent = [worker for worker, said in self._reports.items() if name not in said]
+        self._waiting_since_ns.pop(name, None)
         # what a worker accepted that has nothing of it any more counts as kept no longer
         surplus = sum(report.surplus for report in reports)
         surplus -= sum(words.accepted(worker) for worker in silent)
@@ -213,7 +315,7 @@ class NamespaceUsage:
         if before and not is_whole:
             until = min(until, before)
         words.set_until(until)
-        used = self.of(name).storage_bytes
+        used = sum(report.use.storage_bytes for report in reports)
         if used < limit:
             return ""
         return (

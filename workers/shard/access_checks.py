@@ -2,6 +2,7 @@
 
     change, or a second --> pass: sessions --gone?--> closed, with its rings
                                   producers, consumers --no right any more?--> closed, the client is told
+                                  --what was closed, counted--> audit log
 
 A pass goes in slices, so that 10,000 clients do not stop the loop. One that is under way when rights change goes on to its
 end, and another one follows: however often they change, each client is looked at within two passes.
@@ -14,12 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from danube_fast.broker.admission.layout import SESSION_ARRIVED, ProducerWord
-from danube_fast.broker.subscription.consumer import Parting
-from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.broker.subscription.consumer import Consumer, Parting
+from danube_fast.clock import MICROSECOND_NS, SECOND_NS
 from danube_fast.errors import PermissionDenied
 from danube_fast.net.session import Session
 from danube_fast.types import Permission
 from danube_fast.workers.process.access import Access
+from danube_fast.workers.process.denials import Closings, Denials
 from danube_fast.workers.process.security_copy import SecurityCopy
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.job import Job
@@ -29,7 +31,8 @@ from danube_fast.workers.shard.transports import Transports
 __all__ = ["AccessChecks", "subscription_resource"]
 
 CHECKS_PER_SLICE = 200
-SLICE_NS = 5 * MILLISECOND_NS
+SLICE_NS = 300 * MICROSECOND_NS
+"""Some 40 checks of the policy: a turn with a slice is hardly longer than others, and 10,000 handles take 250 turns."""
 EXPIRY_NS = SECOND_NS
 """How often credentials are looked at that end by themselves."""
 _REVOKED = "the right to do this was taken away; ask an administrator of the broker"
@@ -45,8 +48,10 @@ class AccessChecks(Job):
 
     def __init__(
         self, state: ShardState, access: Access, copy: SecurityCopy, consumers: Consumers,
-        transports: Transports,
+        transports: Transports, denials: Denials,
     ) -> None:  # fmt: skip
+        """`denials`: where the audit log hears of what was closed."""
+        self._closings = Closings(denials)
         self._state, self._access, self._copy = state, access, copy
         self._consumers, self._transports = consumers, transports
         access.owner_of = state.catalog.owners.get
@@ -75,55 +80,72 @@ class AccessChecks(Job):
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
             for _ in range(CHECKS_PER_SLICE):
-                if self._access.clock.monotonic_ns() > until_ns:
-                    return  # rules of another package may take their time
                 if next(self._pass, self) is self:
                     self._pass = None
+                    return
+                if self._access.clock.monotonic_ns() > until_ns:
                     return
 
     def _check_all(self, *, handles: bool) -> Iterator[None]:
         """Check everything, one thing with each step; of the sessions alone without `handles`."""
+        ended: dict[int, Session] = {}
         for session in self._state.sessions:
             if not session.closed and self._access.principal_of(session.proof) != session.principal:
                 self._revoke(session)
+                ended[session.number] = session
             elif handles:
                 yield from self._check_consumers(session)
             yield
-        if handles:
-            yield from self._check_producers()
+        if handles or ended:
+            yield from self._check_producers(ended, handles=handles)
+        self._closings.tell()
 
     def _check_consumers(self, session: Session) -> Iterator[None]:
         for number in list(session.consumers):
             consumer = session.consumers.get(number)
             if consumer is None:
                 continue
-            sub = consumer.subscription
-            partition = self._state.partition(sub.partition_id)
-            if partition is None:
+            resource = self._resource_of(consumer)
+            if resource is None:
                 continue
-            resource = subscription_resource(partition.topic, sub.name)
             if not self._access.permits(session.principal, Permission.CONSUME, resource):
                 self._consumers.close(session, consumer, code=PermissionDenied.code, text=_REVOKED)
+                self._closings.note(session, "consumer", resource)
             yield
 
-    def _check_producers(self) -> Iterator[None]:
+    def _resource_of(self, consumer: Consumer) -> str | None:
+        """Name what a consumer needs its right on; None: the partition is not here any more."""
+        partition = self._state.partition(consumer.subscription.partition_id)
+        if partition is None:
+            return None
+        return subscription_resource(partition.topic, consumer.subscription.name)
+
+    def _check_producers(self, ended: dict[int, Session], *, handles: bool) -> Iterator[None]:
         """Close producers whose session may not publish to their topic any more: with its next publish the client opens it
-        again, and is refused."""
+        again, and is refused. Those of sessions that have `ended` are closed already, and counted."""
         tables = self._state.tables
         producers = tables.producers
         for slot in np.flatnonzero(producers[:, ProducerWord.SESSION] > 0).tolist():
             number = int(tables.producers[slot, ProducerWord.SESSION])
-            session = self._state.sessions.by_number(number)
+            session = ended.get(number) or self._state.sessions.by_number(number)
             partition = self._state.partition(
                 int(tables.producers[slot, ProducerWord.PARTITION_ID])
             )
             if session is None or partition is None:
                 continue
-            if not self._access.permits(session.principal, Permission.PRODUCE, partition.topic):
+            if number in ended:
+                self._closings.note(session, "producer", partition.topic)
+            elif handles and not self._access.permits(
+                session.principal, Permission.PRODUCE, partition.topic
+            ):
                 tables.producers[slot, ProducerWord.SESSION] = SESSION_ARRIVED
+                self._closings.note(session, "producer", partition.topic)
             yield
 
     def _revoke(self, session: Session) -> None:
         """End a session whose principal is not what its proof names: what was queued for it is dropped."""
+        for consumer in session.consumers.values():
+            self._closings.note(session, "consumer", self._resource_of(consumer) or "")
+        self._closings.note(session, "session")
         self._consumers.close_session(session, Parting.LOST)
         self._transports.revoke(session.identity)

@@ -19,6 +19,9 @@ from danube_fast.workers.shard.state import ShardState, not_here
 
 __all__ = ["PERMISSIONS", "SessionCommands"]
 
+_ABSENT = "/-/-"
+"""Stands for the topic of a partition that is not here."""
+
 _PRODUCING = p.OpenProducer, p.Publish, p.CloseProducer
 _CONSUMING = p.Subscribe, p.Flow, p.Ack, p.Nack, p.Seek, p.CloseConsumer, p.Extend
 PERMISSIONS: dict[type, Permission] = {
@@ -50,7 +53,10 @@ class SessionCommands:
             return OWN_SESSION
         partition = self._state.partition(command.partition_id)
         if partition is None:
-            # its owner asks for the right, or there is nothing to be had
+            # its owner asks for the right, or there is nothing to be had: which takes as long as a refusal does
+            if self._access is not None:
+                self._access.permits(session.principal, PERMISSIONS[type(command)], _ABSENT)
+                self._access.permits(session.principal, Permission.LOOKUP, _ABSENT)
             return OWN_SESSION
         if isinstance(command, p.OpenProducer) and partition.topic.startswith(REPLY_TOPICS):
             # numbers can be guessed: only the name shows that the client was asked, or is the one that asks

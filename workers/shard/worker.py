@@ -267,8 +267,9 @@ class ShardWorker:
         if self.secured is not None:
             access, ends = self.secured.access, (self.consumers, self.transports)
             self.security = SecurityCopy(state.boot, access)
-            jobs.append(AccessChecks(state, access, self.security, *ends))
-            jobs.append(DenialReports(state.boot.mailbox, self.secured.denials))
+            denials = self.secured.denials
+            jobs.append(AccessChecks(state, access, self.security, *ends, denials))
+            jobs.append(DenialReports(state.boot.mailbox, denials))
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)
 
     # ------------------------------------------------------------ life

@@ -36,12 +36,13 @@ class KeyCache:
     def __init__(
         self, issuer: Issuer, clock: Clock, load: Callable[[Issuer], KeySet] = load_keys
     ) -> None:
-        self._issuer, self._clock, self._load = issuer, clock, load
+        self.issuer, self._clock, self._load = issuer, clock, load
         self._keys = KeySet()
         self._loaded_ns: int | None = None
         """When the keys came, monotonic."""
         self._tried_ns: int | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._fetching: asyncio.Task[None] | None = None
         self._fault = ""
 
     async def find(self, token: OpenToken) -> Any:
@@ -52,14 +53,23 @@ class KeyCache:
             key = self._find(token)
         if key is None and self._is_stale:
             raise Unavailable(
-                f"the keys of issuer {self._issuer.name} cannot be had just now; try again"
+                f"the keys of issuer {self.issuer.name} cannot be had just now; try again"
             )
         return key
 
+    def start(self) -> None:
+        """Keep the keys fresh from now on."""
+        self._fetching = asyncio.get_running_loop().create_task(self.keep_fresh())
+
+    def close(self) -> None:
+        """Load no keys any more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+
     async def keep_fresh(self) -> None:
         """Load the keys again and again, until cancelled."""
-        is_remote = bool(self._issuer.jwks_url)
-        period = float(self._issuer.refresh_seconds if is_remote else FILE_SECONDS)
+        is_remote = bool(self.issuer.jwks_url)
+        period = float(self.issuer.refresh_seconds if is_remote else FILE_SECONDS)
         pause = retry = 1.0
         while True:
             await self._load_once()
@@ -72,7 +82,7 @@ class KeyCache:
         if self._loaded_ns is None:
             return True
         age_ns = self._clock.monotonic_ns() - self._loaded_ns
-        return age_ns > self._issuer.stale_seconds * SECOND_NS
+        return age_ns > self.issuer.stale_seconds * SECOND_NS
 
     def _find(self, token: OpenToken) -> Any:
         return None if self._is_stale else self._keys.find(token.algorithm, token.kid)
@@ -96,7 +106,7 @@ class KeyCache:
     async def _run_load(self) -> None:
         self._tried_ns = self._clock.monotonic_ns()
         try:
-            self._keys = await asyncio.to_thread(self._load, self._issuer)
+            self._keys = await asyncio.to_thread(self._load, self.issuer)
             self._loaded_ns, self._fault = self._clock.monotonic_ns(), ""
         except DanubeError as error:
             self._note(str(error))
@@ -108,4 +118,4 @@ class KeyCache:
     def _note(self, fault: str) -> None:
         if fault != self._fault:
             self._fault = fault
-            _log.warning("keys of issuer %s: %s", self._issuer.name, fault)
+            _log.warning("keys of issuer %s: %s", self.issuer.name, fault)

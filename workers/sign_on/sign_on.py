@@ -26,7 +26,6 @@ from danube_fast.errors import DanubeError, PermissionDenied, Unavailable, error
 from danube_fast.net.sign_on import Grant
 from danube_fast.ring.control import ProcessState
 from danube_fast.roles import COORDINATOR
-from danube_fast.security.issuers import read_issuers
 from danube_fast.security.records import SignOn
 from danube_fast.security.server_keys import server_keys
 from danube_fast.security.tls import ServerTls
@@ -36,7 +35,9 @@ from danube_fast.workers.process.denials import Denial, Denials, is_audited
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.process.security_copy import SecurityCopy
 from danube_fast.workers.reports.denials import DenialReports
+from danube_fast.workers.sign_on.authenticator import load_authenticator
 from danube_fast.workers.sign_on.http_app import NotProved, create_app
+from danube_fast.workers.sign_on.issuer_watch import IssuerWatch, issuer_files
 from danube_fast.workers.sign_on.verifier import Verifier
 
 __all__ = ["SignOnProcess", "main"]
@@ -44,7 +45,7 @@ __all__ = ["SignOnProcess", "main"]
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
-"""Heartbeats, timeouts of calls, files of TLS."""
+"""Heartbeats, timeouts of calls."""
 CONNECTIONS_MAX = 512
 HANDSHAKES_MAX = 256
 HEAD_BYTES_MAX = 24 * 1024
@@ -61,13 +62,15 @@ class SignOnProcess:
     """Sign-on without its process."""
 
     def __init__(self, booted: Boot) -> None:
-        """Raises FailedPrecondition, InvalidArgument for files that cannot be used."""
+        """Raises FailedPrecondition, InvalidArgument for files and for an authenticator that cannot be used."""
         settings = booted.settings
         self._boot = booted
         self._access = Access(booted.clock)
         self._copy = SecurityCopy(booted, self._access)
-        issuers = read_issuers(Path(settings.tokens)) if settings.tokens else []
-        self._verifier = Verifier(self._access.policy, issuers, booted.clock)
+        files = issuer_files(settings)
+        authenticator = load_authenticator(settings, booted.clock)
+        self._verifier = Verifier(self._access.policy, files.loaded, booted.clock, authenticator)
+        self._issuers = IssuerWatch(files, self._verifier, self._access.policy, booted.mailbox)
         self._tls = ServerTls.of(settings)
         self._waiting: list[Waiting] = []
         """Records that the next message to the coordinator takes."""
@@ -92,12 +95,10 @@ class SignOnProcess:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._boot.mailbox.fileno(), self._turn)
-        caches = self._verifier.caches.values()
-        # kept: the loop itself has weak references to tasks
-        fetching = [self._loop.create_task(cache.keep_fresh()) for cache in caches]
+        self._issuers.start()
         config = uvicorn.Config(
             create_app(self),
-            http=limited_protocol(self._tls.context, CONNECTIONS_MAX, HANDSHAKES_MAX),
+            http=limited_protocol(self._tls, CONNECTIONS_MAX, HANDSHAKES_MAX),
             ws="none",
             log_config=None,
             log_level="error",
@@ -108,13 +109,13 @@ class SignOnProcess:
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             timeout_graceful_shutdown=1,
         )
-        self._server = HttpServer(config)
+        tls, clock = self._tls, self._boot.clock
+        self._server = HttpServer(config, lambda: tls.refresh(clock.monotonic_ns()))
         listener = socket.socket(fileno=self._boot.config.sign_on_fd)
         self._turn()
         self._boot.set_state(ProcessState.READY)
         await self._server.serve([listener])
-        for task in fetching:
-            task.cancel()
+        self._issuers.close()
         self._loop.remove_reader(self._boot.mailbox.fileno())
 
     def _turn(self) -> None:
@@ -126,7 +127,7 @@ class SignOnProcess:
         booted.heartbeat()
         booted.mailbox.do_work(now_ns)
         self._copy.do_work(now_ns)
-        self._tls.refresh(now_ns)
+        self._issuers.do_work(now_ns)
         self._reports.do_work(now_ns)
         if self._loads != self._access.loads:
             self._tell_again()
@@ -144,14 +145,16 @@ class SignOnProcess:
         access, clock = self._access, self._boot.clock
         if not access.is_fresh:
             raise Unavailable("sign-on has not heard for a while who may come in; try again")
+        # before the look at what vouches for it, which may be taken back meanwhile
+        made_ns = clock.wall_ns()
         try:
-            found = await self._verifier.verify(text)
+            found = await self._verifier.verify(text, address)
         except PermissionDenied as reason:
             why = str(reason)
             self._denials.note(Denial("sign_on", address=address, resource=why, reason=why))
             raise NotProved from None
         record = SignOn(
-            public_key, found.principal, found.groups, found.expires_ns, found.source, found.registered
+            public_key, found.principal, found.groups, found.expires_ns, found.source, found.registered, made_ns
         )  # fmt: skip
         try:
             await self._add(record)
@@ -203,6 +206,7 @@ class SignOnProcess:
     def _tell_again(self) -> None:
         """Tell a coordinator that has started again of the sign-ons that it had; what it refuses now ends elsewhere, too."""
         self._loads = self._access.loads
+        self._issuers.compare()
         again = self._access.policy.sign_ons.all()
         self._waiting += [(msgspec.json.encode(record), None) for record in again]
         self._send_soon()

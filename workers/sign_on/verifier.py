@@ -1,4 +1,5 @@
-"""Verification of a bearer's text: an API key by the records, a token by the keys of its issuer.
+"""Verification of a bearer's text: an API key by the records, a token by the keys of its issuer, all else by the
+authenticator of another package, if there is one.
 
 All that is wrong with it is one refusal for the client; the audit log has the reason.
 """
@@ -12,6 +13,7 @@ from danube_fast.security.issuers import Issuer
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import API_KEY_SOURCE
 from danube_fast.security.tokens import TokenVerifier, Verified
+from danube_fast.workers.sign_on.authenticator import AskedAuthenticator
 from danube_fast.workers.sign_on.key_cache import KeyCache
 
 __all__ = ["Verifier"]
@@ -21,25 +23,45 @@ API_KEY_LIFETIME_NS = 3600 * SECOND_NS
 
 
 class Verifier:
-    """Verify API keys and tokens. Used by the event loop only."""
+    """Verify API keys, tokens and other secrets. Used by the event loop only."""
 
-    def __init__(self, policy: Policy, issuers: list[Issuer], clock: Clock) -> None:
+    def __init__(
+        self, policy: Policy, issuers: list[Issuer], clock: Clock, authenticator: AskedAuthenticator | None
+    ) -> None:  # fmt: skip
         """Raises FailedPrecondition if there are issuers, and the library for tokens is missing."""
-        self._policy, self._clock = policy, clock
-        self._tokens = TokenVerifier(issuers) if issuers else None
-        self.caches = {issuer.name: KeyCache(issuer, clock) for issuer in issuers}
+        self._policy, self._clock, self._authenticator = policy, clock, authenticator
+        self.caches: dict[str, KeyCache] = {}
+        """Keys of trusted issuers, by their names."""
+        self.trust(issuers)
 
-    async def verify(self, text: str) -> Verified:
-        """Return what a text vouches for. Raises PermissionDenied with the reason, Unavailable."""
+    def trust(self, issuers: list[Issuer]) -> None:
+        """Trust these issuers and no others. Keys are kept of those that are the same as before. Raises FailedPrecondition as
+        above."""
+        self._tokens = TokenVerifier(issuers) if issuers else None
+        before, self.caches = self.caches, {}
+        for issuer in issuers:
+            known = before.get(issuer.name)
+            if known is None or known.issuer != issuer:
+                known = KeyCache(issuer, self._clock)
+            self.caches[issuer.name] = known
+
+    async def verify(self, text: str, address: str) -> Verified:
+        """Return what a text vouches for; `address`: whence it comes. Raises PermissionDenied with the reason, Unavailable."""
         if api_keys.is_api_key(text):
             return self._verify_api_key(text)
-        if self._tokens is None:
+        if self._authenticator is not None and not self._is_of_an_issuer(text):
+            return await self._authenticator.verify(text, address)
+        tokens = self._tokens
+        if tokens is None:
             raise PermissionDenied("no issuer of tokens is trusted here")
-        token = self._tokens.open(text)
+        token = tokens.open(text)
         key = await self.caches[token.issuer.name].find(token)
         if key is None:
             raise PermissionDenied(f"issuer {token.issuer.name}: it has no such key")
-        return self._tokens.verify(token, key, self._clock.wall_ns())
+        return tokens.verify(token, key, self._clock.wall_ns())
+
+    def _is_of_an_issuer(self, text: str) -> bool:
+        return self._tokens is not None and self._tokens.is_of_an_issuer(text)
 
     def _verify_api_key(self, text: str) -> Verified:
         now_ns = self._clock.wall_ns()

@@ -43,6 +43,7 @@ from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
+from danube_fast.security.authenticators import check_authenticator
 from danube_fast.security.authorizers import check_authorizer
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
@@ -428,6 +429,8 @@ def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None
         check_broker_store(settings.store)
     if settings.authorizer:
         check_authorizer(settings.authorizer, settings.auth)
+    if settings.authenticator:
+        check_authenticator(settings.authenticator)
     settings = _within_descriptors(settings, lines)
     clock = SystemClock()
     with contextlib.ExitStack() as cleanup:

@@ -103,11 +103,11 @@ class SecurityRecords(Protocol):
         ...
 
     def put_role(self, name: str, permissions: list[Permission]) -> None:
-        """Make or change a role. Raises InvalidArgument."""
+        """Make or change a role. Raises InvalidArgument, FailedPrecondition."""
         ...
 
     def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
-        """Make or change a principal; what is None stays. Raises InvalidArgument."""
+        """Make or change a principal; what is None stays. Raises InvalidArgument, FailedPrecondition."""
         ...
 
     def put_credential(
@@ -126,12 +126,22 @@ class SecurityRecords(Protocol):
         """Make or change a binding. Raises InvalidArgument, FailedPrecondition."""
         ...
 
-    def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record, and with a principal what is its. Raises NotFound."""
+    def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
+        """Remove a record, and with a principal what is its; with `force` the last administrator's, too. Raises NotFound,
+        FailedPrecondition."""
         ...
 
     def describe(self, kind: str, after: str, limit: int) -> list[dict[str, Any]]:
         """List records of a kind behind a name. Raises InvalidArgument."""
+        ...
+
+    def list_sign_ons(self, after: str, limit: int, principal: str, source: str) -> dict[str, Any]:
+        """List sign-ons behind a public key: {"sign_ons", "after"}."""
+        ...
+
+    def end_sign_ons(self, holder: str) -> int:
+        """End the sign-ons of a key, a principal or a source that were made so far; their number. Raises InvalidArgument,
+        FailedPrecondition."""
         ...
 
 

@@ -20,7 +20,7 @@ def list_security(
     after: str = "",
     limit: int = LISTED_MAX,
 ) -> None:
-    """List records of a kind (principal, credential, role, binding, api_key, sign_on) behind the name `after`, at most `limit`. No record
+    """List records of a kind (principal, credential, role, binding, api_key) behind the name `after`, at most `limit`. No record
     holds a secret."""
     if limit < 1:
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
@@ -42,8 +42,8 @@ def set_credential(
     context: AdminContext, answer: Answer, *, credential: str, principal: str, expires_seconds: int = 0,
     label: str = "",
 ) -> None:  # fmt: skip
-    """Let a credential prove that a client is this principal: `curve:` and a public key, or `uid:` and the number of a
-    local user. It ends after `expires_seconds`, 0: never."""
+    """Let a credential prove that a client is this principal: `curve:` and a public key, `uid:` and the number of a
+    local user, or `mtls:` and the SHA-256 of a certificate or its subject. It ends after `expires_seconds`, 0: never."""
     if expires_seconds < 0:
         raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
     kind, _, public_key = credential.partition(":")
@@ -101,11 +101,44 @@ def set_binding(
 
 
 @operation(Permission.MANAGE_CLUSTER)
-def delete_security(context: AdminContext, answer: Answer, *, record_kind: str, name: str) -> None:
+def delete_security(
+    context: AdminContext, answer: Answer, *, record_kind: str, name: str, force: bool = False
+) -> None:
     """Delete a record. With a principal its credentials and bindings go; clients that have come in by it are sent
-    away."""
-    context.security.remove_record(record_kind, name)
+    away. Without `force` it is refused if no administrator with a CURVE key would be left."""
+    context.security.remove_record(record_kind, name, force=force)
     answer.done()
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def list_sign_ons(
+    context: AdminContext, answer: Answer, *, principal: str = "", source: str = "", after: str = "",
+    limit: int = LISTED_MAX,
+) -> None:  # fmt: skip
+    """List the sign-ons of a principal, of a source (`api_key:ID`, `jwt:ISSUER`), or all, behind the public key `after`. Answers
+    {"sign_ons": [...], "after": the place to go on from, empty at the end}; a page may have less than `limit` of them."""
+    if limit < 1:
+        raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
+    answer.done(context.security.list_sign_ons(after, min(limit, LISTED_MAX), principal, source))
+
+
+@operation(Permission.MANAGE_CLUSTER)
+def end_sign_ons(
+    context: AdminContext, answer: Answer, *, public_key: str = "", principal: str = "",
+    source: str = "",
+) -> None:  # fmt: skip
+    """End the sign-on of a public key, or all of a principal or of a source (`api_key:ID`, `jwt:ISSUER`): {"ended"}. Clients are
+    sent away, and may sign on again with what is still good."""
+    holders = [
+        f"{kind}{name}"
+        for kind, name in (("sign_on/", public_key), ("principal/", principal), ("", source))
+        if name
+    ]
+    if len(holders) != 1:
+        raise InvalidArgument(
+            "say whose sign-ons end: give one of public_key, principal and source"
+        )
+    answer.done({"ended": context.security.end_sign_ons(holders[0])})
 
 
 @operation(Permission.MANAGE_CLUSTER)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,6 +30,8 @@ class Namespaces:
         self._records: dict[str, NamespaceRecord] = {}
         self._quotas: dict[str, NamespaceQuota] = {}
         self._topic_counts: dict[str, int] = {}
+        self.quota_listeners: list[Callable[[str], None]] = []
+        """Called with the name of a namespace when it is made or deleted, and when its quota is set."""
         for _, entry in store.list("/namespaces/"):
             record = msgspec.json.decode(entry.value, type=NamespaceRecord)
             self._enter(record)
@@ -52,6 +54,7 @@ class Namespaces:
         if namespace in self.names():
             raise AlreadyExists(f"namespace {namespace} exists already; use it")
         self._write(NamespaceRecord(namespace, now_ns))
+        self._tell(namespace)
 
     def delete(self, namespace: str, topics: list[TopicRecord]) -> None:
         """Remove a namespace, which has these topics. Raises NotFound or FailedPrecondition."""
@@ -65,6 +68,7 @@ class Namespaces:
             )
         self._store.delete(f"/namespaces/{namespace}")
         del self._records[namespace], self._quotas[namespace]
+        self._tell(namespace)
 
     def values(self, namespace: str) -> dict[str, Any]:
         """The values that a namespace sets for its topics."""
@@ -97,6 +101,7 @@ class Namespaces:
         before = self._records.get(namespace, NamespaceRecord(namespace, now_ns))
         merged = merge_values(before.quota, values, NamespaceQuota)
         self._write(msgspec.structs.replace(before, quota=merged))
+        self._tell(namespace)
         return self.quota(namespace)
 
     def topic_count(self, namespace: str) -> int:
@@ -124,6 +129,10 @@ class Namespaces:
     def _enter(self, record: NamespaceRecord) -> None:
         self._records[record.namespace] = record
         self._quotas[record.namespace] = msgspec.convert(record.quota, NamespaceQuota)
+
+    def _tell(self, namespace: str) -> None:
+        for listener in self.quota_listeners:
+            listener(namespace)
 
     def _write(self, record: NamespaceRecord) -> None:
         self._store.put(f"/namespaces/{record.namespace}", msgspec.json.encode(record))

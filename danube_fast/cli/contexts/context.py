@@ -69,6 +69,10 @@ def add(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with your API key or token.")
     ] = None,
+    server_uid: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Local user that it runs as, if another one."),
+    ] = None,
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -76,6 +80,7 @@ def add(
     given: dict[str, Any] = {
         "url": url, "server_key": server_key or None, "sign_on": sign_on, "tls": _tls(tls),
         "key_file": _absolute(key_file), "token_file": _absolute(token_file),
+        "server_uid": server_uid,
     }  # fmt: skip
     with ContextFile.changing() as file:
         made = file.put(name, {field: value for field, value in given.items() if value is not None})

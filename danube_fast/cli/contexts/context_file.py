@@ -8,8 +8,8 @@
     key_file = "/srv/keys/ann.key"
 
 A value of a command line is, in this order, the one of its option, of the environment, of the context in use, or the
-default. The context in use is named by `--context`, by DANUBE_CONTEXT, or by `danube-fast context use`. There are no
-secrets in the file, only paths of files that hold some; but who writes it leads this user to another broker.
+default; but a way in comes from one place as a whole. The context in use is named by `--context`, by DANUBE_CONTEXT, or
+by `danube-fast context use`. There are no secrets in the file, only paths of files that hold some; but who writes it leads this user to another broker.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from danube_fast.security.private_files import PrivateFile, read_private, write_
 
 __all__ = [
     "NO_CONTEXT",
+    "WAY_IN",
     "BrokerContext",
     "ContextFile",
     "Value",
@@ -53,8 +54,9 @@ _FILE_BYTES_MAX = 1 << 20
 _FOLDER_MODE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _HEAD = "# Contexts of danube-fast; change them with: danube-fast context add\n"
-_WAYS_IN = (("key_file",), ("sign_on", "token_file"))
-"""Values that come from one place: a key of the environment and a token of the context are no way in."""
+WAY_IN = ("key_file", "sign_on", "token_file")
+"""Values that come from one place: where the environment has one of them, those of the context do not count. A token of
+the context never goes to an address of the environment."""
 
 
 class BrokerContext(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,6 +68,7 @@ class BrokerContext(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     sign_on: str = ""
     tls: str = ""
     token_file: str = ""
+    server_uid: str = ""
 
 
 FIELDS = tuple(field for field in BrokerContext.__struct_fields__)
@@ -211,6 +214,7 @@ def _check_folder(folder: Path) -> None:
 def _check(changes: Mapping[str, str | list[str]]) -> None:
     """Check values of a context. Raises InvalidArgument that repeats none that may be a secret."""
     from danube_fast.client.link.url import parse_url
+    from danube_fast.client.values.access import check_path, check_user
     from danube_fast.security.curve import is_public_key
 
     for name, value in changes.items():
@@ -227,10 +231,10 @@ def _check(changes: Mapping[str, str | list[str]]) -> None:
                 )
             if name == "sign_on" and text and not text.startswith("https://"):
                 raise InvalidArgument("sign_on is not an address; write https://HOST:PORT")
-            if name == "token_file" and Path(text).name.startswith("dfk_"):
-                raise InvalidArgument(
-                    "token_file is the path of a file; write the key into one of mode 0600, it is not kept here"
-                )
+            if name in ("key_file", "token_file"):
+                check_path(text, name)
+            if name == "server_uid":
+                check_user(text, name)
 
 
 def _text_of(stored: _Stored) -> str:
@@ -282,20 +286,18 @@ def values() -> dict[str, Value]:
     FailedPrecondition, InvalidArgument."""
     name = chosen_name()
     context = ContextFile.read().get(name) if name else BrokerContext()
+    told = {field: os.environ.get(f"DANUBE_{field.upper()}", "") for field in FIELDS}
+    if CLIENT_MARK not in told["sign_on"]:
+        told["sign_on"] = ""  # HOST:PORT is a setting of a broker
+    kept = {field: getattr(context, field) for field in FIELDS}
+    kept["server_key"] = " ".join(context.server_key)
+    if any(told[field] for field in WAY_IN):
+        # the certificate is that of the context's sign-on
+        kept |= dict.fromkeys((*WAY_IN, "tls"), "")
     found = {}
     for field in FIELDS:
-        told = os.environ.get(f"DANUBE_{field.upper()}", "")
-        if field == "sign_on" and CLIENT_MARK not in told:
-            told = ""  # HOST:PORT is a setting of a broker
-        kept = getattr(context, field)
-        text = told or (" ".join(kept) if isinstance(kept, list) else kept)
-        source = "environment" if told else "context" if text else "default"
-        found[field] = Value(text, source)
-    for mine, other in (_WAYS_IN, _WAYS_IN[::-1]):
-        if any(found[field].source == "environment" for field in mine):
-            for field in other:
-                if found[field].source == "context":
-                    found[field] = Value("", "default")
+        source = "environment" if told[field] else "context" if kept[field] else "default"
+        found[field] = Value(told[field] or kept[field], source)
     return found
 
 

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from danube_fast.cli.contexts.context_file import Value
+from danube_fast.cli.contexts.context_file import WAY_IN, Value, chosen_name
+from danube_fast.client.values.access import Access
 
-__all__ = ["open_client"]
+__all__ = ["access_of", "open_client"]
 
 CLIENT_NAME = "danube-fast"
-_TOKEN_BYTES_MAX = 1 << 16
 
 
-def open_client(url: str, found: Mapping[str, Value], seconds: float, **options: Any) -> Any:
-    """Return a client that comes in by these values."""
+def open_client(url: str, access: Access, seconds: float, **options: Any) -> Any:
+    """Return a client of the broker at `url`. Raises as `danube_fast.connect`."""
     # Imported here: it loads the kernels, and `--help` must not wait for them.
     import danube_fast
 
-    options |= {
-        name: found[name].text for name in ("server_key", "key_file", "sign_on", "tls") if found[name].text
-    }  # fmt: skip
-    if path := found["token_file"].text:
-        # read for each sign-on: what renews a token writes it there
-        options["token"] = lambda: _read_token(Path(path))
-    return danube_fast.connect(url, name=CLIENT_NAME, timeout=seconds, **options)
+    return danube_fast.connect(
+        url, name=CLIENT_NAME, timeout=seconds, **access.arguments(), **options
+    )
 
 
-def _read_token(path: Path) -> str:
-    """Read an API key or a token. Raises FailedPrecondition, InvalidArgument, which never quote it."""
-    from danube_fast.security.private_files import PrivateFile, read_private
+def access_of(found: Mapping[str, Value]) -> Access:
+    """Return the way in that these values of a command line say. Raises InvalidArgument that names the variable, or the
+    field of the context, to change."""
+    is_kept = any(found[field].source == "context" for field in WAY_IN)
 
-    remedy = "name a file with an API key or a token"
-    content = read_private(path, PrivateFile("token file", remedy, bytes_max=_TOKEN_BYTES_MAX))
-    return content.decode(errors="replace").strip()
+    def named(field: str) -> str:
+        source = found[field].source
+        if source == "context" or (source == "default" and is_kept):
+            return f"{field} of the context {chosen_name()}"
+        return f"DANUBE_{field.upper()}"
+
+    return Access.of({name: value.text for name, value in found.items()}, named)

@@ -89,9 +89,11 @@ def _row(record: Row, asked: Row) -> dict[str, Any]:
         )
         if each
     )
-    outcome = record.get("outcome", "") or {"begin": "begun", "lost": "not recorded"}.get(
-        record["event"], ""
-    )
+    outcome = record.get("outcome", "") or {
+        "begin": "begun",
+        "lost": "not recorded",
+        "closed": "closed",
+    }.get(record["event"], "")
     times = record.get("count", 1)
     return {
         "time": record.get("time", "").replace("T", " "),

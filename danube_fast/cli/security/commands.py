@@ -12,8 +12,8 @@ from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.contexts.context_file import value_of
 from danube_fast.cli.options import OutputForm, OutputOption, YesOption, command, example
 from danube_fast.cli.output import print_result, safe_text
-from danube_fast.cli.security import audit, certificates, server_key, tokens
-from danube_fast.cli.security.deletions import delete_record
+from danube_fast.cli.security import audit, certificates, server_key, sign_ons, tokens
+from danube_fast.cli.security.deletions import ForceOption, delete_record
 from danube_fast.cli.security.recover import recover
 from danube_fast.errors import InvalidArgument, NotFound
 
@@ -53,7 +53,7 @@ bindings = typer.Typer(
     help="Who has which role, and where.",
     no_args_is_help=True,
 )
-for _group in (users, keys, tokens.app, roles, bindings, server_key.app):
+for _group in (users, keys, tokens.app, sign_ons.app, roles, bindings, server_key.app):
     app.add_typer(_group)
 app.command("recover", epilog=recover.epilog)(recover)  # type: ignore[attr-defined]
 app.command("new-certificate", epilog=certificates.new_certificate.epilog)(  # type: ignore[attr-defined]
@@ -72,6 +72,20 @@ CertificateOption = Annotated[
     Path | None,
     typer.Option("--certificate-of", metavar="FILE", help="PEM file with a certificate for HTTPS."),
 ]
+SubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--certificate-subject", metavar="SUBJECT",
+        help="Subject of certificates for HTTPS, like CN=orders,O=Shop: all that a CA of tls_client_ca signs for it.",
+    ),
+]  # fmt: skip
+SubjectFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate-subject-of", metavar="FILE",
+        help="PEM file with a certificate whose subject is taken.",
+    ),
+]  # fmt: skip
 UidOption = Annotated[
     int | None, typer.Option("--uid", help="Number of a local user, whom the kernel vouches for.")
 ]
@@ -95,8 +109,9 @@ def new_key(
 
 
 def _credentials(
-    public_key: str | None, key_file: Path | None, uid: int | None, certificate: Path | None = None
-) -> list[str]:
+    public_key: str | None, key_file: Path | None, uid: int | None, certificate: Path | None = None,
+    subject: str | None = None, subject_file: Path | None = None,
+) -> list[str]:  # fmt: skip
     """The credentials that options name. Raises InvalidArgument."""
     found = []
     if public_key is not None:
@@ -117,11 +132,30 @@ def _credentials(
         found.append(f"curve:{read_key_file(key_file).public}")
     if uid is not None:
         found.append(f"uid:{uid}")
-    if certificate is not None:
-        from danube_fast.security.http_proofs import mtls_credential
-        from danube_fast.security.tls import read_certificate
+    return found + _certificate_credentials(certificate, subject, subject_file)
 
+
+def _certificate_credentials(
+    certificate: Path | None, subject: str | None, subject_file: Path | None
+) -> list[str]:
+    """The credentials that options for certificates name. Raises InvalidArgument, FailedPrecondition."""
+    if certificate is None and subject is None and subject_file is None:
+        return []
+    from danube_fast.security.certificates import canonical_subject, subject_of
+    from danube_fast.security.http_proofs import MTLS, mtls_credential
+    from danube_fast.security.tls import read_certificate
+
+    if subject is not None and subject_file is not None:
+        raise InvalidArgument(
+            "--certificate-subject and --certificate-subject-of name a subject each; give one of them"
+        )
+    found = []
+    if certificate is not None:
         found.append(mtls_credential(read_certificate(certificate)))
+    if subject_file is not None:
+        subject = subject_of(read_certificate(subject_file))
+    if subject is not None:
+        found.append(f"{MTLS}{canonical_subject(subject)}")
     return found
 
 
@@ -196,7 +230,9 @@ def list_users(ask: Ask) -> None:
 
 
 @asking(users, "danube-fast security users delete ann --yes")
-def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
+def delete(
+    ask: Ask, user: UserArgument, yes: YesOption = False, force: ForceOption = False
+) -> None:
     """Delete a user, its keys and its bindings; its clients are sent away."""
     delete_record(
         ask,
@@ -205,6 +241,7 @@ def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
         user,
         effect=f"deletes the user {user}, its keys and its bindings",
         done="deleted user",
+        force=force,
     )
 
 
@@ -212,13 +249,19 @@ def delete(ask: Ask, user: UserArgument, yes: YesOption = False) -> None:
 def add_key(
     ask: Ask, user: UserArgument, public_key: KeyOption = None, public_key_of: KeyFileOption = None,
     uid: UidOption = None, certificate_of: CertificateOption = None,
+    certificate_subject: SubjectOption = None, certificate_subject_of: SubjectFileOption = None,
     expires_seconds: Annotated[int, typer.Option(help="It ends after so long; 0: never.")] = 0,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
 ) -> None:  # fmt: skip
-    """Register a key, a local user or a certificate as this user. A second one may stand beside it while you rotate."""
-    credentials = _credentials(public_key, public_key_of, uid, certificate_of)
+    """Register a key, a local user, a certificate or its subject as this user. A second one may stand beside it while you rotate."""
+    credentials = _credentials(
+        public_key, public_key_of, uid, certificate_of, certificate_subject, certificate_subject_of
+    )
     if not credentials:
-        raise typer.BadParameter("give --public-key, --public-key-of, --uid or --certificate-of")
+        raise typer.BadParameter(
+            "give --public-key, --public-key-of, --uid, --certificate-of, --certificate-subject or "
+            "--certificate-subject-of"
+        )
     made = None
     for credential in credentials:
         made = ask(
@@ -241,13 +284,20 @@ def list_keys(ask: Ask) -> None:
 def revoke(
     ask: Ask,
     credential: Annotated[
-        str, typer.Argument(metavar="KEY", help="curve:KEY, uid:NUMBER or mtls:HEX")
+        str, typer.Argument(metavar="KEY", help="curve:KEY, uid:NUMBER, mtls:HEX or mtls:SUBJECT")
     ],
     yes: YesOption = False,
+    force: ForceOption = False,
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""
     delete_record(
-        ask, yes, "credential", credential, effect=f"revokes {credential}", done="revoked"
+        ask,
+        yes,
+        "credential",
+        credential,
+        effect=f"revokes {credential}",
+        done="revoked",
+        force=force,
     )
 
 
@@ -279,7 +329,7 @@ def list_roles(ask: Ask) -> None:
 
 
 @asking(roles, "danube-fast security roles delete auditor --yes", name="delete")
-def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], yes: YesOption = False) -> None:  # fmt: skip
+def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], yes: YesOption = False, force: ForceOption = False) -> None:  # fmt: skip
     """Delete a role: its bindings give nothing any more."""
     from danube_fast.security.records import BUILTIN_ROLES
 
@@ -287,7 +337,9 @@ def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], 
         raise InvalidArgument(
             f"the role {name} is built in and stays; take it from users with: danube-fast security bindings delete"
         )
-    delete_record(ask, yes, "role", name, effect=f"deletes the role {name}", done="deleted role")
+    delete_record(
+        ask, yes, "role", name, effect=f"deletes the role {name}", done="deleted role", force=force
+    )
 
 
 @asking(bindings, "danube-fast security bindings add user:ann producer '/orders/*'", name="add")
@@ -317,10 +369,16 @@ def list_bindings(ask: Ask) -> None:
 
 
 @asking(bindings, "danube-fast security bindings delete 1f6a02c3 --yes", name="delete")
-def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False) -> None:  # fmt: skip
+def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False, force: ForceOption = False) -> None:  # fmt: skip
     """Delete a binding: what was open by it is closed."""
     delete_record(
-        ask, yes, "binding", name, effect=f"deletes the binding {name}", done="deleted binding"
+        ask,
+        yes,
+        "binding",
+        name,
+        effect=f"deletes the binding {name}",
+        done="deleted binding",
+        force=force,
     )
 
 

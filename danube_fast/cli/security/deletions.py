@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from danube_fast.cli.broker import Ask
-from danube_fast.cli.output import refuse_without_yes, safe_text
+from danube_fast.cli.output import note, refuse_without_yes, safe_text
 from danube_fast.errors import NotFound
 
-__all__ = ["delete_record"]
+__all__ = ["ForceOption", "delete_record"]
 
 _PLACES = {
     "principal": ("name", "user", "users"),
@@ -18,13 +22,27 @@ _PLACES = {
 """Kinds of records: the field that names one, the noun, the group of commands."""
 
 
-def delete_record(ask: Ask, yes: bool, kind: str, name: str, *, effect: str, done: str) -> None:
-    """Delete a record and say that it is `done`; without --yes only tell the `effect`. Raises NotFound."""
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Also if no administrator with a key is left.")
+]
+
+
+def delete_record(
+    ask: Ask, yes: bool, kind: str, name: str, *, effect: str, done: str, force: bool = False
+) -> None:
+    """Delete a record and say that it is `done`; without --yes only tell the `effect`. Raises NotFound, and without
+    `force` FailedPrecondition for the last administrator."""
     if not yes:  # with --yes the broker says itself that there is none
         _look(ask, kind, name)
     refuse_without_yes(yes, effect)
-    gone = ask("delete_security", record_kind=kind, name=name)
+    forced = {"force": True} if force else {}
+    gone = ask("delete_security", record_kind=kind, name=name, **forced)
     ask.show(gone, f"{done} {name}")
+    if force:
+        note(
+            "danube-fast: if no administrator with a key is left, restart the broker: it makes bootstrap-admin.key in its data "
+            "directory"
+        )
 
 
 def _look(ask: Ask, kind: str, name: str) -> None:

@@ -11,6 +11,7 @@ from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import YesOption, example
 from danube_fast.cli.output import note
 from danube_fast.cli.security.deletions import delete_record
+from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
 __all__ = ["app"]
 
@@ -20,6 +21,8 @@ app = typer.Typer(
     help="API keys that programs sign on with.",
     no_args_is_help=True,
 )
+_UNANSWERED = (Unavailable, DeadlineExceeded, KeyboardInterrupt)
+"""Errors behind which the broker may have done what it was asked."""
 
 
 @asking(app, "danube-fast security tokens add orders --to-file orders.token --label cash-desk")
@@ -41,25 +44,37 @@ def add(
     made = new_api_key()
     if to_file is not None:
         write_api_key(to_file, made.text)
+    is_asked = False
     try:
-        ask(
-            "add_api_key",
-            principal=user,
-            key_id=made.id,
-            salt=made.salt,
-            digest=made.digest,
-            expires_seconds=expires_seconds,
-            label=label,
-        )
-    except BaseException:
-        if to_file is not None:
-            to_file.unlink()
+        with ask.connect() as client:
+            is_asked = True
+            client.admin.add_api_key(
+                principal=user, key_id=made.id, salt=made.salt, digest=made.digest,
+                expires_seconds=expires_seconds, label=label,
+            )  # fmt: skip
+    except BaseException as error:
+        if not is_asked or not isinstance(error, _UNANSWERED):
+            if to_file is not None:
+                to_file.unlink()
+            raise
+        advice = _if_it_is_there(made.id, to_file)
+        if isinstance(error, DanubeError):
+            raise type(error)(f"{error}; {advice}") from None
+        note(f"danube-fast: {advice}")
         raise
     if to_file is not None:
         ask.show({"id": made.id, "file": str(to_file)}, f"API key {made.id} is in {to_file}")
         return
     note("danube-fast: keep it now, it is not shown again; programs read it from DANUBE_TOKEN_FILE")
     ask.show({"id": made.id, "api_key": made.text}, made.text)
+
+
+def _if_it_is_there(key_id: str, file: Path | None) -> str:
+    """Say what to do about a key that the broker was asked to take, and has not said whether it did."""
+    seen = f"the broker may have taken the API key {key_id} all the same: if `danube-fast security tokens list` shows it,"
+    if file is not None:
+        return f"{seen} it is good, and in {file}; if not, remove {file} and repeat this command"
+    return f"{seen} run `danube-fast security tokens remove {key_id} --yes`, as it was not shown; then repeat this command"
 
 
 @asking(app, "danube-fast security tokens list", name="list")

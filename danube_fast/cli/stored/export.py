@@ -15,7 +15,7 @@ from danube_fast.checks import parse_amount
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, command, seconds_of
 from danube_fast.cli.output import Progress, bytes_text, counted, duration_text, note, print_result
-from danube_fast.cli.stored.options import MasterOption, StoreOption, UrlOption, broker_of
+from danube_fast.cli.stored.options import MasterOption, StoreOption, UrlOption, place_options
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.types import parse_topic
 
@@ -127,15 +127,10 @@ def export(
     spec = ExportSpec.make(
         name, target.form, columns=columns, fields=fields, where=where, partition_by=partition_by
     )
-    given = {
-        "url": broker_of(url, store),
-        "store": store,
-        "start": start,
-        "end": end,
-        "topic": name,
-    }
-    given["failOnDataLoss"] = "false" if skip_lost else "true"
-    read = ReadOptions.parse({key: value for key, value in given.items() if value is not None})
+    loss = "false" if skip_lost else "true"
+    read = ReadOptions.parse(
+        {**place_options(url, store), "start": start, "end": end, "topic": name, "failOnDataLoss": loss}
+    )  # fmt: skip
     _check(read.start, read.end, follow=follow, dry_run=dry_run)
     enough = parse_amount("follow_bytes", follow_bytes)
     if enough is None or enough < 1:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from danube_fast.cli.contexts.context_file import value_of
+from danube_fast.cli.broker import reach
 
-__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption", "broker_of"]
+__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption", "place_options"]
 
 UrlOption = Annotated[
     str | None,
@@ -30,6 +30,11 @@ MasterOption = Annotated[
 ]
 
 
-def broker_of(url: str | None, store: str | None) -> str | None:
-    """Return the broker to ask: that of the context in use if neither it nor a store is named."""
-    return url or (None if store else value_of("url") or None)
+def place_options(url: str | None, store: str | None) -> dict[str, str]:
+    """Return the options of a read that say where: the store, and the broker with the way in there. It is that of the
+    context in use if neither it nor a store is named. Raises as `reach`."""
+    found = {"store": store or ""}
+    if url or not store:
+        broker, access = reach(url or "")
+        found |= {"url": broker, **access._asdict()}
+    return {name: text for name, text in found.items() if text}

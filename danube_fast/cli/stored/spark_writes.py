@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from danube_fast.cli.broker import Ask, asking
+from danube_fast.cli.broker import Ask, asking, reach
 from danube_fast.cli.options import YesOption, example
 from danube_fast.cli.output import counted, refuse_without_yes
 from danube_fast.cli.stored.history import opened_store
@@ -97,7 +97,8 @@ def resume(
         failed: DanubeError | None = None
         for each in pending:
             try:
-                with BrokerLink(ask.url, ACK_SECONDS) as link:
+                url, access = reach(ask.url)
+                with BrokerLink(url, ACK_SECONDS, access) as link:
                     count = finish_batch(link, opened, each)
             except DanubeError as error:
                 failed = failed or error  # the others may go

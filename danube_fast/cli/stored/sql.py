@@ -16,7 +16,7 @@ from danube_fast.cli.stored.options import (
     StartOption,
     StoreOption,
     UrlOption,
-    broker_of,
+    place_options,
 )
 from danube_fast.spark.export.writers import text_of
 
@@ -55,7 +55,7 @@ def sql(
     from danube_fast.spark.session import spark_session
     from danube_fast.spark.statement import statement as statement_over
 
-    given = {"url": broker_of(url, store), "store": store, "start": start, "end": end}
+    given = {**place_options(url, store), "start": start, "end": end}
     options = {name: value for name, value in given.items() if value is not None}
     with (
         spark_session(master) as spark,

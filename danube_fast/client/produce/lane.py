@@ -261,7 +261,10 @@ class Lane(LaneState):
             return
         code = status
         if status == Status.THROTTLED:
-            code, text = ResourceExhausted.code, f"the publish rate of {self.topic} is used up"
+            code, text = (
+                ResourceExhausted.code,
+                f"the publish rate of {self.topic} is used up; send more slowly",
+            )
             self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
         if sending.buffer.frames_left > 1:
             sending.stand_alone(self.producer.packer.pool)
@@ -429,6 +432,19 @@ class Lane(LaneState):
 
     # ------------------------------------------------------------ deadlines
 
+    def _expired(self, sending: Sending) -> DanubeError:
+        """Return the error for a frame that has waited too long."""
+        seconds = f"{self.producer.timeout_ns / 1e9:g} s"
+        if isinstance(sending.refusal, ResourceExhausted):  # the answer when it was last sent
+            return ResourceExhausted(f"refused for {seconds}, and not stored: {sending.refusal}")
+        cause = sending.refusal or self.refusal
+        why = f"; the broker said: {cause}" if cause is not None else ""
+        kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
+        return kind(
+            f"no ack from {self.connection.endpoint} within {seconds}{why}; it may have been stored: "
+            f"{self.producer.remedies.unacked}"
+        )
+
     def on_time(self, now_ns: int) -> None:
         """Retry, or give up frames that have waited too long."""
         if self.phase is Phase.FAILED:
@@ -456,16 +472,7 @@ class Lane(LaneState):
         while self.unacked and self.unacked[0].deadline_ns <= now_ns:
             sending = self.unacked.popleft()
             sending.request = 0
-            cause = sending.refusal or self.refusal
-            why = f"; the broker said: {cause}" if cause is not None else ""
-            kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded
-            self._give_up(
-                sending,
-                kind(
-                    f"no ack from {self.connection.endpoint} within {self.producer.timeout_ns / 1e9:g} s"
-                    f"{why}; it may have been stored: {self.producer.remedies.unacked}"
-                ),
-            )
+            self._give_up(sending, self._expired(sending))
         # the broker may or may not have them: only it knows the next sequence
         self.on_way = 0
         for sending in self.unacked:

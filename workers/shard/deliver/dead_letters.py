@@ -17,7 +17,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.ledger.layout import State
 from danube_fast.broker.sparse import place_of
 from danube_fast.broker.subscription.consumer import Gap, Stored
-from danube_fast.broker.subscription.policy import FailurePolicy
+from danube_fast.broker.subscription.policy import FailurePolicy, Poison
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.countdown import Countdown, Done
 from danube_fast.errors import (
@@ -133,7 +133,11 @@ class DeadLetters(Job):
             ]
 
     def fault_of(self, sub: Subscription) -> str:
-        """Tell why the dead letters of a subscription have to wait; empty: they do not."""
+        """Tell why the dead letters of a subscription have to wait, or would; empty: they do not."""
+        policy = sub.policy
+        names_topic = policy.poison_policy is Poison.DEAD_LETTER
+        if self.is_guarded and names_topic and not sub.policy_setter:
+            return str(may_not_publish("", policy.dead_letter_topic))
         target = self._targets.get(self._key(sub))
         return target.fault if target is not None and sub.ledger.blocked else ""
 

@@ -109,8 +109,8 @@ class Namespaces:
         self._state = state
         self._by_name: dict[str, Namespace] = {}
         self._of_partition: dict[int, Namespace] = {}
-        self.is_changed = False
-        """Partitions or quotas have changed: what is used is to be counted at once."""
+        self.changed: dict[str, Namespace] = {}
+        """Those with other partitions, or another quota: what they use is to be counted at once."""
         self._reap_at_ns = self._count_at_ns = 0
         self._refused_ns = -WATCH_NS
         state.removal_listeners.append(self._forget)
@@ -118,7 +118,7 @@ class Namespaces:
     @property
     def is_watched(self) -> bool:
         """Whether what is used is to be counted without delay: publishers wait for room."""
-        return self.is_changed or self._state.now_ns - self._refused_ns < WATCH_NS
+        return bool(self.changed) or self._state.now_ns - self._refused_ns < WATCH_NS
 
     def apply(self, partition: Partition) -> Namespace | None:
         """Put a partition under the quota that it comes with; its namespace, if that has one."""
@@ -129,14 +129,15 @@ class Namespaces:
         if quota == NO_QUOTA:
             if namespace is not None and self._of_partition.pop(number, None) is not None:
                 del namespace.partitions[number]
+                self.changed[name] = namespace
             row[PartitionWord.NAMESPACE] = 0
             self._state.gate.open(partition, Cause.NAMESPACE)
             return None
         if namespace is None:
             namespace = self._by_name[name] = self._make(name)
-        if namespace.quota != quota:
+        if namespace.quota != quota or not namespace.partitions:
             namespace.set_quota(quota)
-            self.is_changed = True
+            self.changed[name] = namespace
         namespace.partitions[number] = partition
         self._of_partition[number] = namespace
         row[PartitionWord.NAMESPACE] = namespace.words_for(partition)
@@ -155,14 +156,21 @@ class Namespaces:
             return
         del namespace.partitions[partition.partition_id], self._of_partition[partition.partition_id]
         self._state.tables.partitions[partition.slot, PartitionWord.NAMESPACE] = 0
-        self.is_changed = True
+        self.changed[namespace.name] = namespace
+
+    def drop(self, namespace: Namespace) -> None:
+        """Forget a namespace that has no partitions here any more."""
+        worker, shared = self._state.boot.config.process_index, namespace.shared
+        if shared.handles(worker):
+            shared.set_handles(worker, 0)
+        del self._by_name[namespace.name]
 
     def of(self, partition: Partition) -> Namespace | None:
         """Return the namespace of a partition, if it has a quota."""
         return self._of_partition.get(partition.partition_id)
 
     def with_quota(self) -> list[Namespace]:
-        """List the namespaces with a quota and partitions here, and those that had such."""
+        """List the namespaces with a quota and partitions here, and those that had such until now."""
         return list(self._by_name.values())
 
     def begin_turn(self, now_ns: int) -> None:
@@ -173,10 +181,10 @@ class Namespaces:
     # ------------------------------------------------------------ storage
 
     def set_full(self, full: dict[str, str]) -> None:
-        """Close the namespaces that are full, by name, and open the others."""
-        for name, namespace in self._by_name.items():
-            text = full.get(name, "")
-            if text or namespace.full:
+        """Close the namespaces that are full, by name, and open those with an empty text."""
+        for name, text in full.items():
+            namespace = self._by_name.get(name)
+            if namespace is not None and text != namespace.full:
                 namespace.full = text
                 for partition in namespace.partitions.values():
                     self._close_if_full(namespace, partition)

@@ -1,0 +1,79 @@
+"""Components of other packages, found by entry point and named by a setting: `NAME`, or `NAME:TEXT` where the component
+takes a text."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["EntryPointGroup", "FaultLog"]
+
+LOG_NS = 10 * SECOND_NS
+"""Faults of a component are logged once in this time."""
+
+
+class EntryPointGroup(NamedTuple):
+    """Components of one kind: callables that take a text and return an object."""
+
+    name: str
+    setting: str
+    """Which of them is in use; named as one of them is."""
+    method: str
+    """Name of the method that the object has."""
+    parameters: str
+    """Of that method, for texts of errors."""
+
+    def check(self, value: str) -> None:
+        """Check a value of the setting; loads no package. Raises InvalidArgument for a name that no package has."""
+        self._find(value.partition(":")[0])
+
+    def load(self, value: str) -> Any:
+        """Make the object that a value of the setting names. Raises InvalidArgument if there is none like that."""
+        name, _, argument = value.partition(":")
+        entry = self._find(name)
+        try:
+            found: Any = entry.load()(argument)
+        except Exception as error:  # whatever a foreign package raises
+            raise InvalidArgument(
+                f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: {error!r}; repair "
+                f"it, or leave the setting {self.setting} empty"
+            ) from error
+        if not callable(getattr(found, self.method, None)):
+            raise InvalidArgument(
+                f"the {self.setting} {name} is {entry.value}, which gives no object with {self.method}({self.parameters})"
+            )
+        return found
+
+    def _find(self, name: str) -> EntryPoint:
+        """The entry point of a name. Raises InvalidArgument if there is none."""
+        # imports two dozen modules, which few brokers need
+        from importlib.metadata import entry_points
+
+        found = entry_points(group=self.name, name=name)
+        if not found:
+            known = ", ".join(sorted(entry_points(group=self.name).names)) or "none"
+            raise InvalidArgument(
+                f"no installed package has an {self.setting} {name!r}; there are: {known}"
+            )
+        return next(iter(found))
+
+
+class FaultLog:
+    """Warn of faults of one component, however many there are, once in a while."""
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log, self._clock = log, clock
+        self._logged_ns = -LOG_NS
+
+    def warn(self, text: str, *values: Any) -> None:
+        """Log a warning, unless there was one just now."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._logged_ns >= LOG_NS:
+            self._logged_ns = now_ns
+            self._log.warning(text, *values)

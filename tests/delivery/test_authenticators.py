@@ -1,0 +1,232 @@
+"""A secured broker with an authenticator of another package, over real processes: who signs on by it, and its faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import danube_fast
+from danube_fast.errors import PermissionDenied
+from danube_fast.security.api_keys import new_api_key
+from danube_fast.security.curve import new_key_pair
+from danube_fast.workers.sign_on.authenticator import ANSWER_SECONDS, THREADS_MAX
+from tests.delivery.sign_on_rig import SignOnServer
+from tests.delivery.test_security import FELT_SECONDS, TOPIC, refused
+from tests.security.rules import install_logins
+from tests.workers.broker import Broker, wait_until
+
+STOP_SECONDS = 10.0
+"""A stop takes a second; the supervisor kills what has not stopped behind 21 s."""
+
+
+class LoginServer(SignOnServer):
+    """A broker with the authenticator `logins`, and users of it."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        install_logins(folder / "packages")
+        self.asked = folder / "asked"
+        super().__init__(
+            folder / "data", folder, authenticator=f"logins:{self.asked}", packages=str(folder / "packages"),
+            **changes,
+        )  # fmt: skip
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        self.make_ann()
+        with self.come_in("ann") as ann:
+            ann.admin.create_namespace("shop")
+            ann.admin.create_topic(TOPIC)
+            self.add(ann.admin, "pia", ("producer", TOPIC))
+            ann.admin.set_principal("disabled", disabled=True)
+            ann.admin.set_binding("auditors", "group:auditors", "consumer", TOPIC)
+            ann.admin.set_binding("guests", "group:ldap.guests", "producer", TOPIC)
+        return self
+
+    def signed_on(self, token: Any, **options: Any) -> Any:
+        """A client that signs on with a secret."""
+        return danube_fast.connect(
+            self.url, token=token, sign_on=self.sign_on_url, tls=self.certificate.fingerprint, transport="zmq",
+            timeout=20.0, **options,
+        )  # fmt: skip
+
+    def status_of(self, secret: str) -> int:
+        """Status of a sign-on with a new key."""
+        return self.sign_on(secret, new_key_pair().public)[0]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LoginServer]:
+    with LoginServer(tmp_path) as made:
+        yield made
+        assert made.broker is not None
+        made.broker.check_errors()
+
+
+def denied_sign_ons(server: LoginServer, count: int) -> list[dict[str, Any]]:
+    """Records of the audit log, once there are so many."""
+    with server.come_in("ann") as ann:
+
+        def found() -> list[dict[str, Any]]:
+            rows = [row for row in ann.admin.list_audit() if row["action"] == "sign_on"]
+            return rows if len(rows) >= count else []
+
+        return wait_until(f"{count} records of refused sign-ons", found, 30)
+
+
+def test_a_client_signs_on_by_it(server: LoginServer) -> None:
+    with server.signed_on("user:pia") as plain, server.signed_on("user:pia+auditors") as grouped:
+        assert plain.producer(TOPIC).publish(b"in").offset == 0
+        consumer = grouped.consumer(TOPIC, subscription="s", initial_position="earliest")
+        assert consumer.receive(timeout=20).payload == b"in"
+        refused(lambda: plain.consumer(TOPIC, subscription="s"))  # same user, other secret
+        with server.come_in("ann") as ann:
+            rows = ann.admin.list_sign_ons()
+            assert {(row["principal"], row["source"]) for row in rows} == {
+                ("pia", "authenticator:logins")
+            }
+            assert ann.admin.end_sign_ons(source="authenticator:logins") == {"ended": 2}
+            ann.admin.set_principal("pia", disabled=True)
+
+            def is_out() -> bool:
+                try:
+                    plain.producer(TOPIC).publish(b"out")
+                except PermissionDenied:
+                    return True
+                return False
+
+            wait_until("the end of a disabled user's session", is_out, FELT_SECONDS)
+    assert server.status_of("user:pia") == 403
+
+
+def test_who_may_not_come_in_is_refused_and_audited_without_secrets(server: LoginServer) -> None:
+    secrets = {
+        "user:nick": 403, "user:disabled": 403, "user:bootstrap-admin": 401, "user:a/b": 401,
+        "no:geheim": 401, "strange:geheim": 401, "odd:past": 401, "odd:groups": 401,
+    }  # fmt: skip
+    for secret, status in secrets.items():
+        assert server.status_of(secret) == status, secret
+    with pytest.raises(PermissionDenied, match="not accepted"):
+        server.signed_on("strange:geheim")
+    rows = denied_sign_ons(server, len(secrets))
+    assert {row["address"] for row in rows} == {"127.0.0.1"}
+    seen = {row["resource"] for row in rows}
+    assert {
+        "authenticator logins: it knows no such secret",
+        "authenticator logins: ... is locked out",
+        "authenticator logins: it names a reserved user",
+        "authenticator logins: its groups are no list",
+    } < seen
+    assert {"nick", "disabled"} <= {row.get("principal") for row in rows}
+    assert server.broker is not None
+    assert "geheim" not in f"{rows}{server.broker.error_text()}"
+
+
+def test_a_user_without_a_record_needs_the_setting(tmp_path: Path) -> None:
+    with LoginServer(
+        tmp_path, authenticator_prefix="ldap.", authenticator_unregistered=True
+    ) as server:
+        with server.signed_on("user:guest+guests") as client:
+            assert client.producer(TOPIC).publish(b"in").offset == 0
+        with server.come_in("ann") as ann:
+            names = {row["principal"] for row in ann.admin.list_sign_ons()}
+            assert names == {"ldap.guest"}
+            ann.admin.set_principal("ldap.guest", disabled=True)
+        assert server.status_of("user:guest+guests") == 403
+        with server.signed_on("user:pia") as other:  # not the user of that name
+            refused(lambda: other.producer(TOPIC).publish(b"no"))
+
+
+def test_faults_and_hanging_answers_leave_the_others_alone(server: LoginServer) -> None:
+    made = new_api_key()
+    with server.come_in("ann") as ann:
+        ann.admin.add_api_key("pia", made.id, made.salt, made.digest)
+    pid = server.pids()["sign_on"]
+    for secret in ("fault:geheim", "leave:geheim", "down:geheim", "garbage:list"):
+        status, answer = server.sign_on(secret, new_key_pair().public)
+        assert (status, answer["code"]) == (503, "Unavailable"), secret
+        assert "geheim" not in str(answer)
+    with ThreadPoolExecutor(THREADS_MAX) as pool:
+        hanging = [pool.submit(server.status_of, "hang:pia") for _ in range(THREADS_MAX)]
+        wait_until(
+            "all threads at it", lambda: server.asked.read_text().count("hang") == THREADS_MAX, 20
+        )
+        began = time.monotonic()
+        assert server.status_of(made.text) == 200, "an API key waits for an authenticator"
+        assert time.monotonic() - began < ANSWER_SECONDS, "an API key has waited for it"
+        assert {each.result(60) for each in hanging} == {503}
+    assert server.status_of("user:pia") == 503, "no thread is free"
+    assert server.status_of(made.text) == 200
+    assert server.pids()["sign_on"] == pid, "the process was killed"
+    Path(f"{server.asked}.go").touch()
+    wait_until("free threads", lambda: server.status_of("user:pia") == 200, 30)
+    assert server.broker is not None
+    log = server.broker.error_text()
+    assert "the authenticator logins failed: ZeroDivisionError at house_logins.py" in log
+    assert "geheim" not in log
+
+
+def test_threads_that_hang_for_ever_do_not_hold_up_the_stop(server: LoginServer) -> None:
+    assert server.status_of("hang:pia") == 503
+    began = time.monotonic()
+    broker = server.broker
+    assert broker is not None
+    assert broker.stop() == 0
+    assert time.monotonic() - began < STOP_SECONDS
+    assert "did not stop" not in broker.error_text()
+
+
+def test_renewals_faults_and_a_kill_leave_a_client_in(server: LoginServer) -> None:
+    drawn = []
+
+    def token() -> str:
+        drawn.append(1)
+        return "fault:geheim" if len(drawn) == 2 else "ends:12+pia"
+
+    with server.signed_on(token) as client:
+        producer = client.producer(TOPIC, name="p")
+        producer.publish(b"before")
+
+        def is_tried_again() -> bool:
+            producer.publish(b"on")
+            return len(drawn) >= 3
+
+        wait_until("a renewal behind one that failed", is_tried_again, 60)
+        pid = server.pids()["sign_on"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until("another process of sign-on", lambda: server.pids()["sign_on"] != pid)
+        count = len(drawn)
+
+        def is_renewed() -> bool:
+            producer.publish(b"on")
+            return len(drawn) >= count + 2
+
+        wait_until("two renewals", is_renewed, 60)
+
+
+def test_one_that_no_package_has_refuses_the_start(tmp_path: Path) -> None:
+    server = LoginServer(tmp_path)
+    server.changes["authenticator"] = "unknown"
+    with server._broker() as broker:
+        assert broker.process.wait(120) == 1
+        text = broker.error_text()
+    assert "no installed package has an authenticator 'unknown'" in text and "logins" in text
+
+
+def test_one_that_cannot_be_loaded_says_so_and_harms_no_client(tmp_path: Path) -> None:
+    server = LoginServer(tmp_path)
+    server.changes["authenticator"] = "broken:x"
+    with server:
+        broker: Broker | None = server.broker
+        assert broker is not None
+        words = "the authenticator broken is house_logins:broken of another package, which cannot be loaded"
+        wait_until("the reason in the log", lambda: words in broker.error_text())
+        with server.come_in("pia") as pia:
+            pia.producer(TOPIC).publish(b"in")
+        broker.check_errors()

@@ -1,0 +1,189 @@
+"""Addresses whose handshakes fail too often: what is counted, and what the kernel drops."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from danube_fast.net.failed_handshakes import HELD_MAX, FailedHandshakes
+from danube_fast.net.listener import Listener
+
+SECOND = 1_000_000_000
+SOON, WAIT = 0.3, 20.0
+
+
+def source(address: str) -> bytes:
+    packed = ipaddress.ip_address(address).packed
+    return packed if len(packed) == 4 else packed[:8]
+
+
+class Kernel:
+    """What it was told to drop."""
+
+    def __init__(self) -> None:
+        self.told: list[set[bytes]] = []
+
+    def drop(self, sources: Collection[bytes]) -> None:
+        self.told.append(set(sources))
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def failed(kernel: Kernel) -> Iterator[FailedHandshakes]:
+    made = FailedHandshakes(3)
+    made.drop = kernel.drop
+    made.open()
+    yield made
+    if made.fd >= 0:
+        made.close()
+
+
+def note(failed: FailedHandshakes, address: str, count: int, now_ns: int) -> None:
+    for _ in range(count):
+        failed.note(address)
+    failed.do_work(now_ns)
+
+
+def test_an_address_with_too_many_in_a_second_is_held_off_for_one(
+    failed: FailedHandshakes, kernel: Kernel
+) -> None:
+    note(failed, "10.0.0.1", 2, 0)
+    note(failed, "10.0.0.2", 2, 0)
+    note(failed, "10.0.0.1", 2, SECOND)
+    assert not kernel.told and failed.next_ns is None, "these are two in a second"
+    note(failed, "10.0.0.1", 1, 2 * SECOND - 1)
+    assert kernel.told == [{source("10.0.0.1")}]
+    assert failed.next_ns == 3 * SECOND - 1
+    note(failed, "10.0.0.1", 9, 2 * SECOND - 1)
+    failed.do_work(3 * SECOND - 2)
+    assert len(kernel.told) == 1
+    failed.do_work(3 * SECOND - 1)
+    assert kernel.told[1:] == [set()] and failed.next_ns is None
+
+
+def test_a_network_of_ipv6_is_one_and_an_address_of_ipv4_is_the_same_in_both(
+    failed: FailedHandshakes, kernel: Kernel
+) -> None:
+    for last in range(3):
+        note(failed, f"2001:db8::{last}", 1, 0)
+    note(failed, "::ffff:10.0.0.1", 1, 0)
+    note(failed, "10.0.0.1", 2, 0)
+    assert kernel.told[-1] == {source("2001:db8::"), source("10.0.0.1")}
+
+
+def test_local_users_are_not_held_off(failed: FailedHandshakes, kernel: Kernel) -> None:
+    note(failed, "localhost:1000:100:4711", 100, 0)
+    assert not kernel.told
+
+
+def test_without_a_limit_or_a_socket_nothing_is_noted() -> None:
+    unbounded, portless = FailedHandshakes(0), FailedHandshakes(1)
+    unbounded.drop = Kernel().drop
+    for each in (unbounded, portless):
+        each.open()
+        note(each, "10.0.0.1", 5, 0)
+        assert each.next_ns is None
+        each.close()
+
+
+def test_a_note_that_comes_late_writes_nowhere(failed: FailedHandshakes) -> None:
+    failed.close()
+    failed.note("10.0.0.1")
+    failed.do_work(0)
+
+
+def test_a_kernel_that_refuses_ends_nothing(
+    failed: FailedHandshakes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drop(sources: Collection[bytes]) -> None:
+        raise OSError("no memory for filters")
+
+    failed.drop = drop
+    failed._logged_ns = -(1 << 62)
+    note(failed, "10.0.0.1", 3, 0)
+    assert "10.0.0.1" in caplog.text
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+def connected(
+    port: int, here: str, seconds: float, host: str = "127.0.0.1"
+) -> socket.socket | None:
+    """A connection from an address; None if there is none in that time."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.settimeout(seconds)
+    try:
+        made.bind((here, 0))
+        made.connect((host, port))
+    except TimeoutError:
+        made.close()
+        return None
+    return made
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener("127.0.0.1", 0, 16)
+    yield made
+    made.close()
+
+
+def test_the_kernel_drops_new_connections_of_an_address_and_nothing_else(
+    listener: Listener,
+) -> None:
+    port = int(listener.endpoint.rsplit(":", 1)[1])
+    accepting = listener._socket
+    before = connected(port, "127.0.0.2", WAIT)
+    assert before is not None
+    there, _ = accepting.accept()
+    listener.drop([source("127.0.0.2"), source("2001:db8::")])
+    assert connected(port, "127.0.0.2", SOON) is None
+    other = connected(port, "127.0.0.3", WAIT)
+    assert other is not None
+    inherited, _ = accepting.accept()  # it has the filter of the listening socket
+    for here, peer in ((before, there), (other, inherited)):
+        peer.settimeout(WAIT)
+        here.sendall(b"up")
+        assert peer.recv(2) == b"up"
+        peer.sendall(b"down")
+        assert here.recv(4) == b"down"
+    listener.drop([])
+    listener.drop([])
+    again = connected(port, "127.0.0.2", WAIT)
+    assert again is not None, "it is let in again"
+    for each in (before, there, other, inherited, again):
+        each.close()
+
+
+def test_a_filter_has_room_for_all_that_are_held_off(listener: Listener) -> None:
+    port = int(listener.endpoint.rsplit(":", 1)[1])
+    fours = [source(f"10.0.{number // 200}.{number % 200}") for number in range(HELD_MAX - 1)]
+    listener.drop([*fours, source("127.0.0.2")])
+    assert connected(port, "127.0.0.2", SOON) is None
+    listener.drop([source(f"2001:db8:0:{number:x}::") for number in range(HELD_MAX)])
+    made = connected(port, "127.0.0.2", WAIT)
+    assert made is not None
+    made.close()
+
+
+def test_the_kernel_drops_a_network_of_ipv6() -> None:
+    try:
+        listener = Listener("::1", 0, 16)
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    port = int(listener.endpoint.rsplit(":", 1)[1])
+    listener.drop([source("127.0.0.1"), source("2001:db8::")])
+    made = connected(port, "::1", WAIT, "::1")
+    assert made is not None
+    listener.drop([source("127.0.0.1"), source("2001:db8::"), source("::1")])
+    assert connected(port, "::1", SOON, "::1") is None
+    made.close()
+    listener.close()
