@@ -360,7 +360,7 @@ LANE_CASES = (
 )  # fmt: skip
 """Those of shared memory; `--transport shm` chooses them."""
 
-_OWN = ("reference", "soak", "delayed")
+_OWN = ("reference", "soak", "delayed", "auth", "handshakes")
 """They start what they need by themselves."""
 _COMPARED = ("throughput", "messages", "topics", "fanout")
 _ECHOED = ("publishers", "publish-latency", "latency", "requests")

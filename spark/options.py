@@ -150,7 +150,12 @@ class ReadOptions(NamedTuple):
 
 def access_of(values: Mapping[str, str]) -> Access:
     """Return the way in that options say. Raises InvalidArgument."""
-    return Access.of(values, lambda name: f"the option {name}")
+    access = Access.of(values, lambda name: f"the option {name}")
+    if access.tls and not access.sign_on:
+        raise InvalidArgument(
+            "the option tls is for a sign-on; give the options sign_on and token_file too, or leave it out"
+        )
+    return access
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:

@@ -150,6 +150,8 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._waiting.add(self)
+        if not self._is_trusted():
+            self.transport.close()  # this answer goes out, and nothing behind it is read
         super().on_response_complete()  # it may begin with a request that has come meanwhile
         self._pause_while_at_work()
 

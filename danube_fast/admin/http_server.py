@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -21,9 +22,11 @@ class HttpServer(uvicorn.Server):
     """Serves until `end`, and looks at the clock once a second. Signals are for the process."""
 
     def __init__(self, config: uvicorn.Config, on_look: Callable[[], object] | None = None) -> None:
-        """`on_look` is called each time, in a thread beside the event loop: it may wait for a file system."""
+        """`on_look` is called each time, in a thread of its own: one that waits for a file system holds nothing up, the end
+        of the process neither, and is left alone until it is back."""
         super().__init__(config)
         self._on_look = on_look
+        self._looking: threading.Thread | None = None
         self._wake: Callable[[], object] = lambda: None
 
     def end(self) -> None:
@@ -44,7 +47,18 @@ class HttpServer(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), LOOK_SECONDS)
             if self._on_look is not None:
-                await loop.run_in_executor(None, self._look, self._on_look)
+                self._begin_look(self._on_look)
+
+    def _begin_look(self, on_look: Callable[[], object]) -> None:
+        if self._looking is not None and self._looking.is_alive():
+            return
+        looking = threading.Thread(target=self._look, args=(on_look,), name="look", daemon=True)
+        try:
+            looking.start()
+        except RuntimeError as error:
+            _log.warning("no look at the files of the HTTP port (%s); it is tried again", error)
+        else:
+            self._looking = looking
 
     @staticmethod
     def _look(on_look: Callable[[], object]) -> None:

@@ -84,9 +84,12 @@ class EndSignOns(Message, frozen=True):
 
 
 class IssuersRead(Message, frozen=True):
-    """Tell whether the newest file of trusted issuers is in use: why it is not, or nothing."""
+    """Tell whether the newest file of trusted issuers is in use: why it is not, or nothing; and which entries are in use.
+    The coordinator ends the sign-ons of those that differ from what it was told before."""
 
     fault: str
+    issuers: dict[str, str] = {}
+    """Digests of their entries, by name."""
 
 
 class UseServerKey(Message, frozen=True):

@@ -378,7 +378,7 @@ class AdminClient(_AdminView):
         self, principal: str = "", source: str = "", limit: int | None = None
     ) -> list[dict[str, Any]]:
         """List the keys that are signed on just now, at most `limit`: those of a principal (empty: of all), and of those the
-        ones that a source has vouched for (`api_key:ID`, `jwt:ISSUER`; empty: any)."""
+        ones that a source has vouched for (`api_key:ID`, `jwt:ISSUER`, `authenticator:NAME`; empty: any)."""
         asked = {"principal": principal, "source": source}
         return self._run(self._pages_steps("list_sign_ons", "sign_ons", limit, **asked))
 
@@ -386,8 +386,8 @@ class AdminClient(_AdminView):
     def end_sign_ons(
         self, public_key: str | None = None, principal: str | None = None, source: str | None = None
     ) -> dict[str, Any]:
-        """End the sign-on of a key, or those of a principal or of a source; give one of them: {"ended"}, their number. What they
-        were made with stays good. InvalidArgument."""
+        """End the sign-on of a key, or those of a principal or of a source (`api_key:ID`, `jwt:ISSUER`, `authenticator:NAME`);
+        give one of them: {"ended"}, their number. What they were made with stays good. InvalidArgument."""
 
     def list_audit(
         self, since_seconds: int = 0, *, principal: str = "", denied: bool = False,

@@ -8,6 +8,7 @@ address whose SYN was dropped sends it again by itself, after 1 s at first.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -117,20 +118,30 @@ class FailedHandshakes:
 
     def do_work(self, now_ns: int) -> None:
         """Hold off the addresses with too many failures in this second, and let those in whose time is over."""
-        before = len(self._held)
-        if self._noted:
-            self._count(now_ns)
-        changed = len(self._held) != before
-        for source in [each for each, until_ns in self._held.items() if until_ns <= now_ns]:
+        address = self._count(now_ns) if self._noted else ""
+        ended = [each for each, until_ns in self._held.items() if until_ns <= now_ns]
+        for source in ended:
             del self._held[source]
-            changed = True
-        if changed and self.drop is not None:
-            try:
-                self.drop(self._held)
-            except OSError as error:
-                self._log(now_ns, f"new connections of an address cannot be held off: {error}")
+        if self.drop is None or not (address or ended):
+            return
+        try:
+            self.drop(self._held)
+        except OSError as error:
+            self._log(now_ns, f"new connections of an address cannot be held off: {error}")
+            # the filter before may be in use still, with addresses whose time is over
+            self._held.clear()
+            with contextlib.suppress(OSError):
+                self.drop(())
+        else:
+            if address:
+                self._log(
+                    now_ns,
+                    f"{self._most} handshakes from {address} failed within a second: its new connections wait for a "
+                    "second (handshakes_failed_per_second_max)",
+                )
 
-    def _count(self, now_ns: int) -> None:
+    def _count(self, now_ns: int) -> str:
+        """Count what was noted; an address that is held off from now on, or nothing."""
         with self._lock:
             noted = list(self._noted)
             self._noted.clear()
@@ -138,18 +149,16 @@ class FailedHandshakes:
         if now_ns - self._counted_ns >= SECOND_NS:
             self._counts.clear()
             self._counted_ns = now_ns
+        found = ""
         for address in noted:
             source = _source_of(address)
             self._counts[source] += 1
             if source and self._counts[source] >= self._most and source not in self._held:
+                self._counts[source] = 0
                 if len(self._held) < HELD_MAX:
                     self._held[source] = now_ns + HOLD_NS
-                self._counts[source] = 0
-                self._log(
-                    now_ns,
-                    f"{self._most} handshakes from {address} failed within a second: its new connections wait for a "
-                    "second (handshakes_failed_per_second_max)",
-                )
+                    found = address
+        return found
 
     def _log(self, now_ns: int, text: str) -> None:
         if now_ns - self._logged_ns >= _LOG_NS:

@@ -142,6 +142,8 @@ def shown_arguments(
     for name, value in list(arguments.items())[:ITEMS_MAX]:
         if name not in allowed:
             hidden.append(name)
+        elif name == "public_key" and isinstance(value, str) and value:
+            shown[name] = fingerprint(f"curve:{value}")
         elif value is not None:
             shown[name] = _shown_value(value, allowed, depth + 1)
     if hidden:

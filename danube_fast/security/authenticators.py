@@ -68,17 +68,21 @@ class AuthenticatorRules(NamedTuple):
         return PermissionDenied(f"authenticator {self.name}: {text}")
 
     def verified(self, found: object, now_ns: int) -> Verified:
-        """Check an answer at that wall time. Raises PermissionDenied, Internal for what is no answer."""
+        """Check an answer at that wall time. Raises PermissionDenied, Internal for what is no answer: a fault of the package
+        ends no client."""
         if found is None:
             raise self.wrong("it knows no such secret")
         if not isinstance(found, Authenticated):
             raise Internal(f"it returned {type(found).__name__} instead of Authenticated or None")
+        principal: Any = found.principal
         groups: Any = found.groups
-        if isinstance(groups, tuple):
-            groups = list(groups)
+        if not isinstance(principal, str):
+            raise Internal(f"its principal is {type(principal).__name__} instead of str")
+        if not isinstance(groups, list | tuple):
+            raise Internal(f"its groups are {type(groups).__name__} instead of a list")
         return Verified(
-            user_of(found.principal, self.prefix, "principal", self.wrong),
-            groups_of(groups, self.prefix, self.wrong),
+            user_of(principal, self.prefix, "principal", self.wrong),
+            groups_of(list(groups), self.prefix, self.wrong),
             self._end_of(found.expires_ns, now_ns),
             f"{AUTHENTICATOR_SOURCE}{self.name}",
             not self.unregistered,
@@ -86,7 +90,7 @@ class AuthenticatorRules(NamedTuple):
 
     def _end_of(self, expires_ns: object, now_ns: int) -> int:
         if type(expires_ns) is not int or expires_ns < 0:
-            raise self.wrong("its expires_ns is no time")
+            raise Internal("its expires_ns is no time: not an int from 0 on")
         if 0 < expires_ns <= now_ns:
             raise self.wrong("it has expired")
         return min(expires_ns or now_ns + LIFETIME_NS_MAX, now_ns + LIFETIME_NS_MAX)

@@ -51,8 +51,7 @@ def principal_of_request(
     if not peer_certificate:
         return None
     proof = mtls_credential(peer_certificate)
-    if not registered(
-        proof
-    ):  # a record of the certificate itself decides alone, also when it has ended
+    # a record of the certificate itself decides alone, also when it has ended
+    if not registered(proof):
         proof = subject_credential(peer_certificate)
     return credential(proof) if proof else None

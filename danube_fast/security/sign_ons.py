@@ -152,8 +152,9 @@ class SignOns:
 
     def held_by(self, holder: str) -> list[str]:
         """Return the keys (`sign_on/KEY`) of a principal (`principal/NAME`) or of a source; of a key itself, if it is there."""
-        if f"curve:{holder.removeprefix('sign_on/')}" in self._by_proof:
-            return [holder]
+        kind, _, key = holder.partition("/")
+        if kind == "sign_on":
+            return [holder] if f"curve:{key}" in self._by_proof else []
         return list(self._by_holder.get(holder, ()))
 
     def revoke(self, revocation: Revocation) -> list[str]:

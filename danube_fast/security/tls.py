@@ -152,7 +152,7 @@ class ServerTls:
         self._has_warned = False
         self._crls: dict[str, int] | None = None
         paths = [path for path in (certificate, key, client_ca, client_crl) if path is not None]
-        self._files = LiveFiles("the certificate", paths, self._load_checked)
+        self._files = LiveFiles("the set of TLS files", paths, self._load_checked)
         self._live = _LiveContext(ssl.PROTOCOL_TLS_SERVER)
         self.reloads = 0
         """How often changed files were taken."""

@@ -197,7 +197,7 @@ def test_a_damaged_certificate_leaves_the_old_one_and_says_so_once(
     wait_until("a look", lambda: server.metric("tls_certificate_stale") == 1, RELOAD_SECONDS)
     server.tls.certificate.write_bytes(before)
     wait_until("another", lambda: server.metric("tls_certificate_stale") == 0, RELOAD_SECONDS)
-    assert server.broker.error_text().count("the TLS files read before stay in use") == 1
+    assert server.broker.error_text().count("the set of TLS files in use stays") == 1
 
 
 def test_the_port_comes_back_with_the_coordinator(server: HttpsServer) -> None:

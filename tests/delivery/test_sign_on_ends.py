@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import danube_fast
-from danube_fast.errors import DanubeError, NotFound, PermissionDenied
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.security.api_keys import new_api_key
+from danube_fast.security.audit import fingerprint
+from danube_fast.security.curve import new_key_pair
 from danube_fast.security.tls import client_context
 from tests.delivery.sign_on_rig import IssuerKey, SignOnServer, issuer_toml
 from tests.delivery.test_security import TOPIC, refused
@@ -219,14 +221,20 @@ def test_ends_are_refused_and_recorded(server: SignOnServer) -> None:
         refused(lambda: pia.admin.list_sign_ons())
         refused(lambda: pia.admin.end_sign_ons(principal="pia"))
         assert ann.admin.end_sign_ons(source="jwt:corp") == {"ended": 0}
-        with pytest.raises(NotFound):
+        public = new_key_pair().public
+        assert ann.admin.end_sign_ons(public_key=public) == {"ended": 0}
+        shown = fingerprint(f"curve:{public}")
+        with pytest.raises(InvalidArgument):
             ann.admin.delete_security("sign_on", server.keys["pia"])
 
         def recorded() -> bool:
             rows = [row for row in ann.admin.list_audit() if row["action"] == "end_sign_ons"]
             events = {(row["principal"], row["event"]) for row in rows}
-            return {("ann", "begin"), ("ann", "end"), ("pia", "denied")} <= events and any(
-                row.get("arguments", {}).get("source") == "jwt:corp" for row in rows
+            arguments = [row.get("arguments", {}) for row in rows]
+            return (
+                {("ann", "begin"), ("ann", "end"), ("pia", "denied")} <= events
+                and any(each.get("source") == "jwt:corp" for each in arguments)
+                and any(each.get("public_key") == shown for each in arguments)
             )
 
         wait_until("records in the audit log", recorded, 30)

@@ -102,13 +102,35 @@ def test_a_note_that_comes_late_writes_nowhere(failed: FailedHandshakes) -> None
 def test_a_kernel_that_refuses_ends_nothing(
     failed: FailedHandshakes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    told: list[set[bytes]] = []
+
     def drop(sources: Collection[bytes]) -> None:
-        raise OSError("no memory for filters")
+        told.append(set(sources))
+        if len(sources) > 1:
+            raise OSError("no memory for filters")
 
     failed.drop = drop
     failed._logged_ns = -(1 << 62)
     note(failed, "10.0.0.1", 3, 0)
-    assert "10.0.0.1" in caplog.text
+    assert "10.0.0.1 failed within a second" in caplog.text
+    failed._logged_ns = -(1 << 62)
+    note(failed, "10.0.0.2", 3, 1)
+    assert "cannot be held off: no memory" in caplog.text and "10.0.0.2" not in caplog.text
+    assert told[-1] == set(), "the filter before would stay in use"
+    assert failed.next_ns is None
+    note(failed, "10.0.0.1", 3, 2)
+    assert told[-1] == {source("10.0.0.1")}, "it is tried again"
+
+
+def test_no_address_is_said_to_wait_beyond_those_that_can(
+    failed: FailedHandshakes, kernel: Kernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(HELD_MAX):
+        note(failed, f"10.0.{number // 200}.{number % 200}", 3, 0)
+    failed._logged_ns = -(1 << 62)
+    caplog.clear()
+    note(failed, "10.9.9.9", 3, 0)
+    assert len(kernel.told[-1]) == HELD_MAX and "10.9.9.9" not in caplog.text
 
 
 # ---------------------------------------------------------------- the kernel

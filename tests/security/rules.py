@@ -138,6 +138,7 @@ class Logins:
     def odd(self, rest):
         return {
             "principal": Authenticated(["pia"]), "number": Authenticated(7), "groups": Authenticated("pia", "auditors"),
+            "set": Authenticated("pia", {"auditors"}),
             "many": Authenticated("pia", [str(number) for number in range(300)]),
             "float": Authenticated("pia", (), time.time() + 60), "true": Authenticated("pia", (), True),
             "negative": Authenticated("pia", (), -1), "past": Authenticated("pia", (), int(time.time()) + 60),

@@ -209,6 +209,37 @@ def test_revocations_go_when_all_that_they_ended_is_over(broker: Broker) -> None
     assert broker.accesses[WORKER].policy.get("revocation/jwt:corp") is None
 
 
+def test_an_entry_that_differs_after_a_start_of_the_process_of_sign_on_ends_its_sign_ons(
+    broker: Broker,
+) -> None:
+    def read(**digests: str) -> None:
+        message = m.IssuersRead("", digests)
+        broker.wires[SIGN_ON].call(COORDINATOR, message, lambda _: None, 1000)
+
+    other = new_key_pair().public
+    read(corp="1", other="1")
+    assert broker.add(broker.signed(), broker.signed(other, "paul", "jwt:other")) == [0, 0]
+    read(other="1", corp="1")
+    assert broker.known_to() == ["pia"] * 3, "the entry is the same"
+    read(corp="2", other="1")
+    assert broker.known_to() == [None] * 3
+    assert broker.known_to(f"curve:{other}") == ["paul"] * 3
+    assert broker.add(broker.signed()) == [0]
+    broker.wires[SIGN_ON].call(COORDINATOR, m.EndSignOns("jwt:corp"), lambda _: None, 1000)
+    assert broker.add(broker.signed()) == [0]
+    read(corp="3", other="1")
+    assert broker.known_to() == ["pia"] * 3, "it was ended for that change already"
+    read(other="1")
+    assert broker.known_to() == [None] * 3, "it is gone"
+
+
+def test_a_key_is_found_by_its_kind_alone(broker: Broker) -> None:
+    broker.add(broker.signed())
+    sign_ons = broker.directory.policy.sign_ons
+    assert sign_ons.held_by(f"sign_on/{KEY}") == [f"sign_on/{KEY}"]
+    assert sign_ons.held_by(KEY) == [] == sign_ons.held_by(f"principal/{KEY}")
+
+
 @pytest.mark.parametrize(
     "holder",
     ["", "pia", "sign_on/" + "x" * 39, "principal/a b", "jwt:", "other:corp", "api_key/x", "jwt"],

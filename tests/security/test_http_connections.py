@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -117,6 +119,10 @@ class Site:
             await send({"type": "http.response.body", "body": self.answer, "more_body": left > 0})
 
     @property
+    def protocols(self) -> set[Any]:
+        return {*self._server.server_state.connections}
+
+    @property
     def connections(self) -> int:
         return len(self._server.server_state.connections)
 
@@ -218,6 +224,21 @@ def test_a_client_that_reads_nothing_is_closed(site: Site, parts: int, more: byt
             time.sleep(STEP_SECONDS / 10)
 
 
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_request_that_has_waited_behind_another_needs_trust_too(
+    site: Site, is_trusted: bool
+) -> None:
+    site.work_seconds = STEP_SECONDS / 2
+    with site.connect() as connection:
+        connection.sendall(GET + GET)
+        assert site.started.wait(WAIT_SECONDS)
+        (served,) = site.protocols
+        served._is_trusted = lambda: is_trusted
+        text = heard(connection)
+    assert text.count(b"200 OK") == (2 if is_trusted else 1)
+    assert text.endswith(LAST), "the answer in the making goes out whole"
+
+
 def test_requests_are_answered_while_files_are_looked_at() -> None:
     """A file system may hang, and a large list of revoked certificates takes its time."""
     begun, go_on, looks = threading.Event(), threading.Event(), []
@@ -266,3 +287,51 @@ def test_a_look_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> Non
     finally:
         site.close()
     assert "planted" in caplog.text
+
+
+def test_a_look_that_hangs_holds_no_end_up() -> None:
+    """A file system that does not answer, also when the process ends."""
+    program = """
+import threading, uvicorn
+from danube_fast.admin.http_server import HttpServer
+
+hangs = threading.Event()
+
+def look():
+    hangs.set()
+    threading.Event().wait()
+
+async def app(scope, receive, send): ...
+
+server = HttpServer(uvicorn.Config(app, port=0, lifespan="off", log_config=None), look)
+threading.Thread(target=lambda: (hangs.wait(), server.end())).start()
+server.run()
+print("ended", hangs.is_set())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ended True\n"), done.stderr
+
+
+def test_a_look_without_a_thread_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked, refused, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == "look" and not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    site = Site(looked.set)
+    try:
+        assert refused.wait(WAIT_SECONDS) and looked.wait(WAIT_SECONDS), "no look after it"
+        with site.connect() as connection:
+            connection.sendall(GET)
+            assert b"200 OK" in heard(connection, LAST)
+    finally:
+        site.close()
+    assert "can't start new thread" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,8 @@ class Watch:
 
     def __init__(self, path: Path, text: str, *records: Any) -> None:
         self.path, self.now_ns = path, 0
+        self.digests: dict[str, str] = {}
+        """Of the entries, as the coordinator was told last."""
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
         self.policy = Policy()
         for record in (Principal("pia"), *records):
@@ -98,12 +101,16 @@ class Watch:
         return message
 
     def heard(self) -> list[Any]:
-        """All that the coordinator is told in the next seconds."""
+        """All that the coordinator is told in the next seconds, digests of entries left out."""
         found = []
         for _ in range(6):
             self.turn()
             while self.asked:
-                found.append(self.answer())
+                message = self.answer()
+                if isinstance(message, m.IssuersRead):
+                    self.digests = message.issuers
+                    message = m.IssuersRead(message.fault)
+                found.append(message)
                 self.turn(0)
         return found
 
@@ -133,20 +140,39 @@ def test_issuers_that_are_gone_or_differ_end_their_sign_ons(tmp_path: Path) -> N
         assert watch.heard() == [m.IssuersRead("")]
         kept = watch.verifier.caches["corp"]
         watch.write(a + c)
-        assert watch.heard() == [m.EndSignOns("jwt:b")]
+        assert watch.heard() == [m.EndSignOns("jwt:b"), m.IssuersRead("")]
         assert list(watch.verifier.caches) == ["corp", "c"]
         assert watch.verifier.caches["corp"] is kept, "its keys are not fetched anew"
         watch.write(issuer_toml(jwks_file="a", audience="other") + c)
-        assert watch.heard() == [m.EndSignOns("jwt:corp")]
+        assert watch.heard() == [m.EndSignOns("jwt:corp"), m.IssuersRead("")]
         assert watch.verifier.caches["corp"] is not kept
         watch.write("issuer = []")
-        assert sorted(each.source for each in watch.heard()) == ["jwt:c", "jwt:corp"]
+        *ends, _ = watch.heard()
+        assert sorted(each.source for each in ends) == ["jwt:c", "jwt:corp"]
         assert watch.verifier.caches == {}
         watch.write("[[issuer]]")
         (told,) = watch.heard()
         assert isinstance(told, m.IssuersRead) and "issuers.toml" in told.fault
         watch.write(a)
         assert watch.heard() == [m.IssuersRead("")]
+        assert list(watch.verifier.caches) == ["corp"]
+
+    run(test)
+
+
+def test_an_issuer_that_needs_a_missing_library_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def test() -> None:
+        watch = Watch(tmp_path / "issuers.toml", "issuer = []")
+        watch.heard()
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "jwt.algorithms", None)
+            watch.write(issuer_toml(jwks_file="a"))
+            (told,) = watch.heard()
+        assert isinstance(told, m.IssuersRead) and "PyJWT" in told.fault
+        assert watch.verifier.caches == {}
+        assert watch.heard()[-1].fault == "", "it is there now"
         assert list(watch.verifier.caches) == ["corp"]
 
     run(test)
@@ -173,7 +199,28 @@ def test_an_end_is_asked_for_until_the_coordinator_has_it(tmp_path: Path) -> Non
         for _ in range(3):
             watch.turn()
         assert watch.answer() == m.EndSignOns("jwt:b")
-        assert watch.heard() == [m.EndSignOns("jwt:b")], "it has gone again meanwhile"
+        assert watch.heard() == [m.EndSignOns("jwt:b"), m.IssuersRead("")], (
+            "it has gone again meanwhile"
+        )
+
+    run(test)
+
+
+def test_the_coordinator_is_told_which_entries_are_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "issuers.toml"
+    a, b = issuer_toml(jwks_file="a"), issuer_toml(jwks_file="b", **B)
+
+    def test() -> None:
+        first = Watch(path, a + b)
+        first.heard()
+        assert set(first.digests) == {"corp", "b"}
+        again = Watch(path, b + a)
+        again.heard()
+        assert again.digests == first.digests, "the order means nothing"
+        again = Watch(path, a + issuer_toml(jwks_file="b", prefix="x", **B))
+        again.heard()
+        differ = {name for name in first.digests if again.digests[name] != first.digests[name]}
+        assert differ == {"b"}
 
     run(test)
 

@@ -347,6 +347,8 @@ with pickle.load(sys.stdin.buffer).connect() as client:
         ({"token_file": "t"}, "needs the option sign_on"),
         ({"key_file": "k", "server_key": "x", "sign_on": "https://x:1", "token_file": "t"}, "two ways in"),
         ({"server_uid": "ann"}, "number of the local user"),
+        ({"server_uid": "1" * 5000}, "number of the local user"),
+        ({"tls": "ca.pem"}, "the option tls is for a sign-on"),
     ],
 )  # fmt: skip
 def test_options_that_are_no_way_in(parse: Any, given: dict[str, str], match: str) -> None:

@@ -356,6 +356,7 @@ def test_without_a_descriptor_or_a_thread_for_a_sync_the_loop_goes_on(
 
 def test_a_denial_is_kept_with_a_bounded_text(rig: Rig) -> None:
     rig.denials.note(Denial("lookup", "pia", "uid:7", "10.0.0.7", "y" * 1_000_000))
+    assert len(rig.denials) == 1
     (kind,) = rig.denials._kinds.values()
     assert sum(map(len, kind.last)) < 1000
 

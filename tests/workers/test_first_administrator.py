@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from danube_fast.clock import SystemClock
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.security.curve import new_key_pair
 from danube_fast.security.records import Binding, Credential, Principal, Record, Role
@@ -82,6 +82,40 @@ def test_the_last_administrator_stays(
     )
     change(directory)
     assert directory.has_administrator(), "bob is one"
+
+
+@pytest.mark.parametrize("kind", ["revocation", "sign_on", "nonsense"])
+def test_records_that_no_command_is_about_are_not_deleted(
+    directory: SecurityDirectory, kind: str
+) -> None:
+    is_there(directory)
+    directory.end_sign_ons("jwt:corp")
+    before = directory.policy.page("", 100)
+    with pytest.raises(InvalidArgument, match="no kind of records; write principal"):
+        directory.remove_record(kind, "jwt:corp", force=True)
+    assert directory.policy.page("", 100) == before
+
+
+def test_users_go_while_no_one_is_asked_who_they_are() -> None:
+    mailbox: Any = FakeMailbox()
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    SecurityDirectory(store, mailbox, clock, Access(clock)).change([Principal("pia")])
+    unsecured = SecurityDirectory(store, mailbox, clock, None)
+    unsecured.remove_record("principal", "pia")
+    assert unsecured.policy.get("principal/pia") is None
+    mailbox.close()
+
+
+def test_a_binding_of_the_cluster_that_makes_no_administrator_costs_nothing(
+    directory: SecurityDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there(directory, Role("seer", [Permission.LOOKUP]))
+    for role in ("viewer", "seer"):
+        directory.change([Binding("pia", "group:pia", role, CLUSTER)])
+        with monkeypatch.context() as patch:
+            patch.setattr("danube_fast.workers.coordinator.security.Policy", None)
+            directory.remove_record("binding", "pia")
 
 
 def test_the_last_administrator_is_deleted_by_force(directory: SecurityDirectory) -> None:

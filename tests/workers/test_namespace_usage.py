@@ -10,6 +10,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.quota import NO_QUOTA, NamespaceQuota
+from danube_fast.errors import ResourceExhausted
 from danube_fast.ring.buckets import Bucket, BucketTable, JointBucket
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.namespace_words import NamespaceWords
@@ -267,6 +268,38 @@ def test_all_workers_are_told_that_a_namespace_is_full_and_that_it_is_so_no_more
     usages.mailbox.notices.clear()
     usages.say(ME, 800, 1000)
     assert usages.mailbox.notices == [m.NamespaceFull({"n": ""})], "the one that spoke"
+
+
+def test_a_worker_that_cannot_be_told_is_asked_again_and_the_others_are_told(
+    usages: Usages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[int, dict[str, str]]] = []
+    stuck = {ME}
+
+    def notify(peer: int, message: Any) -> None:
+        if peer in stuck:
+            raise ResourceExhausted("64 MiB wait for it")
+        told.append((peer, message.full))
+
+    usages.say(ME, 400, 400)
+    usages.say(OTHER, 400, 400)
+    monkeypatch.setattr(usages.mailbox, "notify", notify)
+    usages.quota = NamespaceQuota(namespace_storage_bytes_max=500)
+    usages.changed()
+    assert [peer for peer, full in told if "keeps 800 bytes" in full["n"]] == [OTHER]
+    for _ in range(3):
+        usages.now_ns += SECOND
+        usages.usage.do_work(usages.now_ns)
+    assert len(caplog.records) == 1, "said once"
+    stuck.clear()
+    usages.now_ns += SECOND
+    usages.usage.do_work(usages.now_ns)
+    assert told[1:] == [(ME, {})], "asked for all that it has"
+    usages.tell(ME, {"n": m.NamespaceUse(400, 400, 0, True)}, is_whole=True)
+    assert "keeps 800 bytes" in told[-1][1]["n"] and told[-1][0] == ME
+    stuck.add(OTHER)
+    usages.tell(OTHER, {"n": m.NamespaceUse(400, 400, 0, True)})
+    assert usages.usage._unheard() == [OTHER], "nor does an answer raise"
 
 
 def test_the_wait_ends_although_no_worker_speaks_any_more(usages: Usages) -> None:

@@ -52,8 +52,24 @@ def test_a_duplicate_of_what_was_taken_back_is_not_acked(rigs):
     rig.turn(lambda: rig.worker.intake.duplicates, "the duplicate")
     disk.fail()
     assert client.answer(first)[1] == [13, 0]
-    assert client.answer(second)[1] == [13, 0]
+    assert client.answer(second)[1] == [14, 0], "asked again"
     assert client.publish((1, frame)) == [0, 0]
+
+
+def test_a_duplicate_of_what_is_durable_does_not_say_that_it_is_not_stored(rigs):
+    """It waits for the group that cannot be written, though its original was in one before."""
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    frame = client.frame(opened, 0, [b"a"])
+    assert client.publish((1, frame)) == [0, 0]
+    log = rig.worker.state.logs[0]
+    log.append = FullLog._refuse  # type: ignore[method-assign,assignment]
+    log.lend = lambda: None  # type: ignore[method-assign]
+    assert client.publish((1, client.frame(opened, 1, [b"b"])), (1, frame)) == [8, 0, 14, 0]
+    del log.append, log.lend
+    assert client.publish((1, frame)) == [1, 0]
 
 
 def test_a_failing_sync_of_one_log_leaves_the_other_alone(rigs):

@@ -113,7 +113,9 @@ class Administration:
             admin.check(authorize, session.principal, command.operation, command.arguments)
             arguments = shown_arguments(command.arguments, SHOWN_ARGUMENTS)
             record = msgspec.structs.replace(record, arguments=arguments)
-            self._rates.charge(session, record)
+            self._rates.charge(
+                session.principal, record, proof=session.proof, address=session.address
+            )
         except DanubeError as error:
             on_read(None, error)
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import PermissionDenied, ResourceExhausted
-from danube_fast.net.session import Session
 from danube_fast.security.audit import AuditRecord, encode_record
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import CLUSTER, Permission
@@ -36,39 +35,36 @@ class ChangeRates:
         self._paid_until_ns: dict[str, int] = {}
         """By user: when all that it was charged has been paid by the time that passes."""
 
-    def charge(self, session: Session, record: AuditRecord) -> None:
-        """Charge a change that a client wants. Raises ResourceExhausted if it has made too many."""
+    def charge(
+        self, principal: str, record: AuditRecord, *, proof: str = "", address: str = ""
+    ) -> None:
+        """Charge a change that a user wants, from a connection or without one. Raises ResourceExhausted if it has made too
+        many."""
         if not self._per_second:
             return
-        now_ns, user = self._clock.monotonic_ns(), str(session.principal)
+        now_ns, user = self._clock.monotonic_ns(), str(principal)
         paid_ns = max(self._paid_until_ns.get(user, 0), now_ns)
         wait_ns = paid_ns - now_ns - BURST_SECONDS * SECOND_NS
         if wait_ns < 0:
             units = 1 + len(encode_record(record)) // UNIT_BYTES
             self._paid_until_ns[user] = paid_ns + units * SECOND_NS // self._per_second
             self._forget(now_ns)
-        elif not self._is_exempt(session):
-            self._note(session, record)
+        elif not self._is_exempt(principal):
+            outcome = ResourceExhausted.__name__
+            refused = record.action, principal, proof, address, record.resource, outcome
+            self._denials.note(Denial(*refused, record.request, reason=outcome))
             raise ResourceExhausted(
                 f"{user} has made more than {self._per_second} administrative changes a second, which the audit log bounds; "
                 f"try again in {wait_ns / SECOND_NS + 1:.0f} s, or ask an administrator to raise admin_changes_per_second_max"
             )
 
-    def _is_exempt(self, session: Session) -> bool:
+    def _is_exempt(self, principal: str) -> bool:
         """Whether it is an administrator, who could make more users, or another log."""
         try:
-            self._authorizer.authorize(session.principal, Permission.MANAGE_CLUSTER, CLUSTER)
+            self._authorizer.authorize(principal, Permission.MANAGE_CLUSTER, CLUSTER)
         except PermissionDenied:
             return False
         return True
-
-    def _note(self, session: Session, record: AuditRecord) -> None:
-        outcome = ResourceExhausted.__name__
-        who = session.principal, session.proof, session.address
-        refused = Denial(
-            record.action, *who, record.resource, outcome, record.request, reason=outcome
-        )
-        self._denials.note(refused)
 
     def _forget(self, now_ns: int) -> None:
         """Forget users whose changes are all paid, if there are many."""

@@ -29,7 +29,7 @@ from danube_fast.errors import (
 )
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
-from danube_fast.security.audit import AuditRecord
+from danube_fast.security.audit import NAME_CHARACTERS_MAX, AuditRecord, shown_text
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
 from danube_fast.workers.coordinator.administration import record_of
@@ -133,19 +133,20 @@ class Lookups:
     def _find(self, principal: str, name: TopicName) -> tuple[TopicRecord | None, int | None]:
         """Find a topic, or a partition by its name: the rights to it are those to its topic. Raises PermissionDenied in
         the same words whether it exists or not."""
-        part = None if self._topics.topic(name) else self._topics.partition_of(name)
-        if part is not None:
-            try:
-                self._authorizer.authorize(principal, Permission.LOOKUP, part[0].topic)
-            except PermissionDenied:
-                pass  # go on as if there was no such partition
-            else:
-                return part
+        topic = self._topics.topic(name)
+        part = None if topic is not None else self._topics.partition_of(name)
         # a client that says the name of a reply topic has it from a request
         is_reply = name.startswith(REPLY_TOPICS)
         permission = Permission.PRODUCE if is_reply else Permission.LOOKUP
-        self._authorizer.authorize(principal, permission, name)
-        return self._topics.topic(name), None
+        try:
+            if part is not None:
+                self._authorizer.authorize(principal, Permission.LOOKUP, part[0].topic)
+                return part
+            self._authorizer.authorize(principal, permission, name)
+        except PermissionDenied:
+            # as for a name that is missing; each name is asked about twice, so that all refusals take as long
+            self._authorizer.authorize(principal, permission, name)
+        return topic, None
 
     def _create_or_park(
         self, session: Session, command: protocol.Lookup, options: TopicOptions | None,
@@ -180,7 +181,9 @@ class Lookups:
         many: it asks again by itself."""
         record = record_of(session, command.request, "create_topic", command.topic)
         try:
-            self._rates.charge(session, record)
+            self._rates.charge(
+                session.principal, record, proof=session.proof, address=session.address
+            )
         except ResourceExhausted as error:
             raise Unavailable(str(error)) from None
 
@@ -284,6 +287,28 @@ class Lookups:
             raise may_not_publish(setter, topic)
         check_dead_letter_topic(self._topics, topic, may)
 
+    def _create_dead_letter_topic(self, topic: TopicName, setter: str) -> TopicRecord:
+        """Create a topic for the letters of a policy. Raises Unavailable if its setter has made too many changes: letters
+        wait, and it is asked for again."""
+        options = TopicOptions.parse({})
+        if self._audit is not None:
+            self._topics.check_new(topic, options)
+            wanted = AuditRecord(
+                event="", principal=setter, action="create_topic", resource=shown_text(topic, NAME_CHARACTERS_MAX)
+            )  # fmt: skip
+            try:
+                self._rates.charge(setter, wanted)
+            except ResourceExhausted:
+                raise Unavailable(
+                    f"{setter} has made more administrative changes than admin_changes_per_second_max allows, so {topic} is "
+                    "made later"
+                ) from None
+        record = self._topics.create(topic, options, self._boot.clock.wall_ns())
+        if self._audit is not None:
+            self._audit.record("create_topic", principal=setter, resource=topic)
+        self.appeared(topic)
+        return record
+
     def _find_dead_letter_topic(self, request: Request[m.FindDeadLetterTopic]) -> None:
         name = parse_topic(request.message.topic)
         record = self._topics.topic(name)
@@ -292,10 +317,7 @@ class Lookups:
             request.reply(m.TopicPlaces([]))
             return
         if record is None:
-            record = self._topics.create(name, TopicOptions.parse({}), self._boot.clock.wall_ns())
-            if self._audit is not None:
-                self._audit.record("create_topic", principal=request.message.setter, resource=name)
-            self.appeared(name)
+            record = self._create_dead_letter_topic(name, request.message.setter)
         partitions = self._topics.partitions(record)
 
         def placed(error: DanubeError | None) -> None:

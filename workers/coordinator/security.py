@@ -357,10 +357,12 @@ class SecurityDirectory:
     def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument, and without
         `force` FailedPrecondition if no administrator is left."""
+        _check_kind(kind)
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
-            group = COMMANDS.get(kind, "users")
-            raise NotFound(f"there is no {kind} {name}; see: danube-fast security {group} list")
+            raise NotFound(
+                f"there is no {kind} {name}; see: danube-fast security {COMMANDS[kind]} list"
+            )
         keys = [key]
         if kind == "principal":
             # what is left behind would come to life with the next principal of that name
@@ -373,7 +375,7 @@ class SecurityDirectory:
             ] + keys
         if not force:
             self._check_keeps_administrator(keys)
-        if kind == "principal":
+        if kind == "principal" and self.is_enforced:  # else there are none
             self.end_sign_ons(key)
         self.remove(keys)
 
@@ -409,8 +411,7 @@ class SecurityDirectory:
 
     def describe(self, kind: str, after: str, limit: int) -> list[dict[str, Any]]:
         """List records of a kind behind a name, as maps. Raises InvalidArgument."""
-        if kind not in COMMANDS:
-            raise InvalidArgument(f"{kind!r} is no kind of records; write {', '.join(COMMANDS)}")
+        _check_kind(kind)
         rows: list[dict[str, Any]] = []
         place = f"{kind}/{after}"
         while len(rows) < limit:
@@ -450,6 +451,12 @@ class SecurityDirectory:
         request.reply(m.SecurityPage(self._policy.version, values, last))
 
 
+def _check_kind(kind: str) -> None:
+    """Raise InvalidArgument for records that no command is about: of revocations and sign-ons, say."""
+    if kind not in COMMANDS:
+        raise InvalidArgument(f"{kind!a:.100} is no kind of records; write {', '.join(COMMANDS)}")
+
+
 def _stored(policy: Policy) -> Iterator[Record]:
     """Go through the records that are stored; sign-ons, of which there may be many, come behind them."""
     after = ""
@@ -471,8 +478,9 @@ def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
     match record:
         case Principal(name=name) | Credential(principal=name):
             return _rules(policy, name)
-        case Binding(scope=scope):
-            return scope == CLUSTER
+        case Binding(scope=scope, role=role):
+            known = BUILTIN_ROLES.get(role) or policy.get(f"role/{role}")
+            return scope == CLUSTER and _is_of_administrator(policy, known)
         case Role(permissions=permissions):
             return Permission.MANAGE_CLUSTER in permissions
         case _:

@@ -23,7 +23,7 @@ from danube_fast.errors import (
 )
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.policy import Policy
-from danube_fast.security.records import BOOTSTRAP, SignOn, check_record
+from danube_fast.security.records import BOOTSTRAP, JWT_SOURCE, SignOn, check_record
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX, WEIGHT_MAX, weight_of
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.security import SecurityDirectory
@@ -50,18 +50,29 @@ class SignOnChecks:
         self._directory, self._clock, self._audit = directory, clock, audit
         self.issuers_fault = ""
         """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
+        self._issuers: dict[str, str] = {}
+        """Digests of the entries of trusted issuers, by name, as the process of sign-on told them last."""
         mailbox.serve(m.AddSignOns, self._add)
         mailbox.serve(m.EndSignOns, self._end)
         mailbox.serve(m.IssuersRead, self._issuers_read)
 
     def _end(self, request: Request[m.EndSignOns]) -> None:
-        self._directory.end_sign_ons(request.message.source)
-        if self._audit is not None:
-            self._audit.record("end_sign_ons", resource=request.message.source)
+        self._end_source(request.message.source)
         request.reply()
 
+    def _end_source(self, source: str) -> None:
+        self._directory.end_sign_ons(source)
+        self._issuers.pop(source.removeprefix(JWT_SOURCE), None)
+        if self._audit is not None:
+            self._audit.record("end_sign_ons", resource=source)
+
     def _issuers_read(self, request: Request[m.IssuersRead]) -> None:
-        self.issuers_fault = request.message.fault
+        """Take over what is in use. An entry may have changed while the process of sign-on was down, which cannot tell."""
+        self.issuers_fault, issuers = request.message.fault, request.message.issuers
+        for name, digest in list(self._issuers.items()):
+            if issuers.get(name) != digest:
+                self._end_source(f"{JWT_SOURCE}{name}")
+        self._issuers = issuers
         request.reply()
 
     def _add(self, request: Request[m.AddSignOns]) -> None:

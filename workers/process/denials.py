@@ -11,7 +11,7 @@ room is counted.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from typing import NamedTuple
 
 from danube_fast.clock import SECOND_NS, Clock
@@ -36,6 +36,8 @@ KINDS_MAX = 1024
 """Kinds of denials that are told apart; the one met first makes room."""
 REASON_CHARACTERS_MAX = 100
 """Of a reason, as far as it is told apart."""
+NOTED_MAX = 512
+"""Denials that wait for the table."""
 WAITING_MAX = 64
 """Records that wait to be taken."""
 _CLOSED = "closed"
@@ -86,11 +88,14 @@ class Denials:
         self._clock, self._is_on = clock, is_on
         self._lock = threading.Lock()
         self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
+        self._noted: deque[tuple[Denial, int]] = deque()
         self._waiting: list[AuditRecord] = []
         self._lost = 0
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        with self._lock:
+            self._gather()
+            return len(self._kinds)
 
     def note(self, denial: Denial, count: int = 1) -> None:
         """Count a denial, or so many of them."""
@@ -98,13 +103,22 @@ class Denials:
             return
         if len(denial.resource) > NAME_CHARACTERS_MAX:  # a client's text may have megabytes
             denial = denial._replace(resource=denial.resource[: NAME_CHARACTERS_MAX + 1])
-        key = denial.kind
-        with self._lock:
+        # gathered later: the answer to a refusal is not to take longer than others
+        self._noted.append((denial, count))
+        if len(self._noted) >= NOTED_MAX:
+            with self._lock:
+                self._gather()
+
+    def _gather(self) -> None:
+        """Under the lock: enter what was noted into the table."""
+        while self._noted:
+            denial, count = self._noted.popleft()
+            key = denial.kind
             kind = self._kinds.get(key)
             if kind is not None:
                 kind.count += count
                 kind.last = denial
-                return
+                continue
             if len(self._kinds) >= KINDS_MAX:
                 _, oldest = self._kinds.popitem(last=False)
                 self._close(oldest)
@@ -114,6 +128,7 @@ class Denials:
     def take(self, now_ns: int) -> tuple[list[AuditRecord], int]:
         """Take what waits: records, and how many denials found no room."""
         with self._lock:
+            self._gather()
             over = [key for key, kind in self._kinds.items() if now_ns - kind.since_ns >= WINDOW_NS]
             for key in over:
                 kind = self._kinds[key]

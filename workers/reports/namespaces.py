@@ -14,6 +14,7 @@ so that what is said of the others counts as said again. A coordinator that was 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ from danube_fast.admin.view import NamespaceRow
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.quota import NO_QUOTA
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.errors import DanubeError
 from danube_fast.ring.control import ProcessState
 from danube_fast.ring.namespace_words import NamespaceWords
 from danube_fast.roles import COORDINATOR
@@ -39,6 +41,8 @@ if TYPE_CHECKING:  # the coordinator, which every start waits for, imports this 
     from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["NamespaceReports", "NamespaceUsage", "Usage", "storage_jobs"]
+
+_log = logging.getLogger(__name__)
 
 REPORT_NS = 250 * MILLISECOND_NS
 WAIT_NS = 5 * SECOND_NS
@@ -246,8 +250,7 @@ class NamespaceUsage:
         self._reports[peer] = after
         self._judge(names, peer)
         if used:
-            full = {name: self._full.get(name, "") for name in used}
-            self._boot.mailbox.notify(peer, m.NamespaceFull(full))
+            self._tell(peer, {name: self._full.get(name, "") for name in used})
         if self._known:
             self._ask()
 
@@ -269,8 +272,19 @@ class NamespaceUsage:
 
     def _ask(self) -> None:
         for worker in self._unheard():
-            if self._boot.control.state(worker) == ProcessState.READY:
-                self._boot.mailbox.notify(worker, m.NamespaceFull({}))
+            if self._is_ready(worker):
+                self._tell(worker, {})
+
+    def _is_ready(self, worker: int) -> bool:
+        return self._boot.control.state(worker) == ProcessState.READY
+
+    def _tell(self, worker: int, full: dict[str, str]) -> None:
+        """Tell a worker which namespaces are full. One that cannot be told is asked later, and its answer is answered."""
+        try:
+            self._boot.mailbox.notify(worker, m.NamespaceFull(full))
+        except DanubeError as error:
+            if self._epochs.pop(worker, None) is not None:  # logged once
+                _log.warning("process %d is not told of full namespaces: %s", worker, error)
 
     def _unheard(self) -> list[int]:
         """List the workers that have said nothing since they were started."""
@@ -289,8 +303,8 @@ class NamespaceUsage:
             if not text:
                 del self._full[name]
         for worker in self._workers if changed else ():
-            if worker != asker and self._boot.control.state(worker) == ProcessState.READY:
-                self._boot.mailbox.notify(worker, m.NamespaceFull(changed))
+            if worker != asker and self._is_ready(worker):
+                self._tell(worker, changed)
 
     def _bound(self, name: str) -> str:
         """Say how much may be accepted for a namespace; why nothing, if it is full."""

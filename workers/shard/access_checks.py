@@ -16,7 +16,7 @@ import numpy as np
 
 from danube_fast.broker.admission.layout import SESSION_ARRIVED, ProducerWord
 from danube_fast.broker.subscription.consumer import Consumer, Parting
-from danube_fast.clock import MICROSECOND_NS, SECOND_NS
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import PermissionDenied
 from danube_fast.net.session import Session
 from danube_fast.types import Permission
@@ -30,9 +30,11 @@ from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["AccessChecks", "subscription_resource"]
 
-CHECKS_PER_SLICE = 200
-SLICE_NS = 300 * MICROSECOND_NS
-"""Some 40 checks of the policy: a turn with a slice is hardly longer than others, and 10,000 handles take 250 turns."""
+PASS_SLICES = 60
+"""A pass takes about so many slices, one in each tick of 10 ms: two passes end within the 2 s that a change may take."""
+SLICE_CHECKS_MIN = 5
+"""Few handles are looked at in small slices, so that turns are hardly longer while rights change."""
+SLICE_NS = 5 * MILLISECOND_NS
 EXPIRY_NS = SECOND_NS
 """How often credentials are looked at that end by themselves."""
 _REVOKED = "the right to do this was taken away; ask an administrator of the broker"
@@ -57,6 +59,8 @@ class AccessChecks(Job):
         access.owner_of = state.catalog.owners.get
         self._checked = (-1, 0, 0)
         self._next_ns = 0
+        self._checks = self._last_checks = 0
+        """Of the pass under way, and about how many the last ones had."""
         self._pass: Iterator[None] | None = None
 
     @property
@@ -76,15 +80,21 @@ class AccessChecks(Job):
         if self._pass is None and (version != self._checked or now_ns >= self._next_ns):
             is_changed, self._checked = version != self._checked, version
             self._next_ns = now_ns + EXPIRY_NS
-            self._pass = self._check_all(handles=is_changed)
+            self._pass, self._last_checks, self._checks = (
+                self._check_all(handles=is_changed),
+                max(self._checks, self._last_checks // 2),
+                0,
+            )
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
-            for _ in range(CHECKS_PER_SLICE):
+            known = max(self._last_checks, len(self._state.sessions))
+            for _ in range(max(SLICE_CHECKS_MIN, known // PASS_SLICES)):
+                self._checks += 1
                 if next(self._pass, self) is self:
                     self._pass = None
                     return
                 if self._access.clock.monotonic_ns() > until_ns:
-                    return
+                    return  # rules of another package may take their time
 
     def _check_all(self, *, handles: bool) -> Iterator[None]:
         """Check everything, one thing with each step; of the sessions alone without `handles`."""

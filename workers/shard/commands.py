@@ -55,8 +55,10 @@ class SessionCommands:
         if partition is None:
             # its owner asks for the right, or there is nothing to be had: which takes as long as a refusal does
             if self._access is not None:
-                self._access.permits(session.principal, PERMISSIONS[type(command)], _ABSENT)
-                self._access.permits(session.principal, Permission.LOOKUP, _ABSENT)
+                try:
+                    self._access.authorize(session.principal, PERMISSIONS[type(command)], _ABSENT)
+                except PermissionDenied:
+                    self._access.permits(session.principal, Permission.LOOKUP, _ABSENT)
             return OWN_SESSION
         if isinstance(command, p.OpenProducer) and partition.topic.startswith(REPLY_TOPICS):
             # numbers can be guessed: only the name shows that the client was asked, or is the one that asks

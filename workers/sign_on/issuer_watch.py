@@ -2,16 +2,20 @@
 
     file changes --> verifier, caches of keys --> new tokens        at once
                 '--> EndSignOns(jwt:NAME) ------> coordinator       for each issuer that is gone or differs, until it is done
-                '--> fault ---------------------> coordinator       a file that cannot be used: the old one counts
+                '--> fault, digests of entries -> coordinator       a file that cannot be used: the old one counts
 
 An issuer may have gone while this process or the coordinator was down, so both starts compare the sign-ons that are there.
+Its entry may differ after a start of this process: the coordinator compares the digests with those that it was told before.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+
+import msgspec
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS
@@ -21,6 +25,7 @@ from danube_fast.security.issuers import Issuer, read_issuers
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import JWT_SOURCE
+from danube_fast.security.tokens import TokenVerifier
 from danube_fast.workers.process.mailbox import Mailbox, Reply
 from danube_fast.workers.sign_on.verifier import Verifier
 
@@ -35,11 +40,19 @@ RETRY_NS = 500 * MILLISECOND_NS
 def issuer_files(settings: Settings) -> LiveFiles[list[Issuer]]:
     """Read the trusted issuers, live; without the setting `tokens` there are none. Raises FailedPrecondition, InvalidArgument."""
     paths = [Path(settings.tokens)] if settings.tokens else []
-    return LiveFiles(
-        "the file of trusted issuers",
-        paths,
-        lambda: [each for path in paths for each in read_issuers(path)],
-    )
+
+    def load() -> list[Issuer]:
+        issuers = [each for path in paths for each in read_issuers(path)]
+        if issuers:
+            TokenVerifier(issuers)  # a file that needs a library that is missing cannot be used
+        return issuers
+
+    return LiveFiles("the file of trusted issuers", paths, load)
+
+
+def _digests_of(issuers: list[Issuer]) -> dict[str, str]:
+    """Return what entries are told apart by, by the names of their issuers."""
+    return {each.name: sha256(msgspec.json.encode(each)).hexdigest() for each in issuers}
 
 
 class IssuerWatch:
@@ -50,12 +63,13 @@ class IssuerWatch:
     ) -> None:
         self._files, self._verifier = files, verifier
         self._policy, self._mailbox = policy, mailbox
+        self._digests = _digests_of(files.loaded)
         self._to_end: set[str] = set()
         """Sources of sign-ons that the coordinator is to end."""
         self._is_asking = False
         self._now_ns = self._next_ns = 0
-        self._told: str | None = None
-        """The fault that the coordinator has been told of; None: none yet."""
+        self._told: m.IssuersRead | None = None
+        """What the coordinator has been told; None: nothing yet."""
 
     def start(self) -> None:
         """Load the keys of all issuers from now on."""
@@ -77,13 +91,14 @@ class IssuerWatch:
             self._change()
         if self._is_asking or now_ns < self._next_ns:
             return
-        fault = self._files.fault
         if self._to_end:
             source = self._to_end.pop()
             self._ask(m.EndSignOns(source), lambda: self._to_end.add(source))
-        elif self._told != fault:
-            self._told = fault
-            self._ask(m.IssuersRead(fault), self._forget)
+            return
+        read = m.IssuersRead(self._files.fault, self._digests)
+        if self._told != read:
+            self._told = read
+            self._ask(read, self._forget)
 
     def close(self) -> None:
         """Load no keys any more."""
@@ -93,6 +108,7 @@ class IssuerWatch:
     def _change(self) -> None:
         before = self._verifier.caches
         self._verifier.trust(self._files.loaded)
+        self._digests = _digests_of(self._files.loaded)
         after = self._verifier.caches
         _log.info("trusted issuers are now: %s", ", ".join(after) or "none")
         for name, cache in before.items():

@@ -104,7 +104,7 @@ def set_binding(
 def delete_security(
     context: AdminContext, answer: Answer, *, record_kind: str, name: str, force: bool = False
 ) -> None:
-    """Delete a record. With a principal its credentials and bindings go; clients that have come in by it are sent
+    """Delete a record. With a principal its credentials, bindings and sign-ons go; clients that have come in by it are sent
     away. Without `force` it is refused if no administrator with a CURVE key would be left."""
     context.security.remove_record(record_kind, name, force=force)
     answer.done()
@@ -115,8 +115,8 @@ def list_sign_ons(
     context: AdminContext, answer: Answer, *, principal: str = "", source: str = "", after: str = "",
     limit: int = LISTED_MAX,
 ) -> None:  # fmt: skip
-    """List the sign-ons of a principal, of a source (`api_key:ID`, `jwt:ISSUER`), or all, behind the public key `after`. Answers
-    {"sign_ons": [...], "after": the place to go on from, empty at the end}; a page may have less than `limit` of them."""
+    """List the sign-ons of a principal, of a source (`api_key:ID`, `jwt:ISSUER`, `authenticator:NAME`), or all, behind the
+    public key `after`. Answers {"sign_ons": [...], "after": the place to go on from, empty at the end}; a page may have less than `limit` of them."""
     if limit < 1:
         raise InvalidArgument(f"limit {limit} shows nothing; ask for 1 or more")
     answer.done(context.security.list_sign_ons(after, min(limit, LISTED_MAX), principal, source))
@@ -127,8 +127,8 @@ def end_sign_ons(
     context: AdminContext, answer: Answer, *, public_key: str = "", principal: str = "",
     source: str = "",
 ) -> None:  # fmt: skip
-    """End the sign-on of a public key, or all of a principal or of a source (`api_key:ID`, `jwt:ISSUER`): {"ended"}. Clients are
-    sent away, and may sign on again with what is still good."""
+    """End the sign-on of a public key, or all of a principal or of a source (`api_key:ID`, `jwt:ISSUER`,
+    `authenticator:NAME`): {"ended"}. Clients are sent away, and may sign on again with what is still good."""
     holders = [
         f"{kind}{name}"
         for kind, name in (("sign_on/", public_key), ("principal/", principal), ("", source))

@@ -233,13 +233,13 @@ def list_users(ask: Ask) -> None:
 def delete(
     ask: Ask, user: UserArgument, yes: YesOption = False, force: ForceOption = False
 ) -> None:
-    """Delete a user, its keys and its bindings; its clients are sent away."""
+    """Delete a user, its keys, bindings and sign-ons; its clients are sent away."""
     delete_record(
         ask,
         yes,
         "principal",
         user,
-        effect=f"deletes the user {user}, its keys and its bindings",
+        effect=f"deletes the user {user}, its keys, bindings and sign-ons",
         done="deleted user",
         force=force,
     )

@@ -8,7 +8,7 @@ import typer
 
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import YesOption, example
-from danube_fast.cli.output import refuse_without_yes, safe_text
+from danube_fast.cli.output import counted, refuse_without_yes, safe_text
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
@@ -61,8 +61,8 @@ def end(
     user: UserOption = "", issuer: IssuerOption = "", api_key: ApiKeyOption = "",
     authenticator: AuthenticatorOption = "", yes: YesOption = False,
 ) -> None:  # fmt: skip
-    """Send clients away that have signed on: one key, or all of a user, an issuer or an API key. They sign on again by
-    themselves with a token that is still good: disable the user, remove the API key or withdraw the issuer to keep them out."""
+    """Send clients away that have signed on: one key, or all of a user, an issuer, an API key or an authenticator. They sign
+    on again by themselves with a token that is still good: disable the user, remove the API key or withdraw the issuer to keep them out."""
     given = [each for each in (public_key, user, issuer, api_key, authenticator) if each]
     if len(given) != 1:
         raise InvalidArgument(
@@ -74,7 +74,7 @@ def end(
     done = ask(
         "end_sign_ons", public_key=key or None, principal=user or None, source=source or None
     )
-    ask.show(done, f"ended {done.get('ended')} sign-ons")
+    ask.show(done, f"ended {counted(done.get('ended', 0), 'sign-on')}")
 
 
 def _source_of(issuer: str, api_key: str, authenticator: str) -> str:

@@ -434,9 +434,11 @@ class Lane(LaneState):
 
     def _expired(self, sending: Sending) -> DanubeError:
         """Return the error for a frame that has waited too long."""
+        if isinstance(sending.refusal, ResourceExhausted):
+            return ResourceExhausted(
+                f"refused when it was last sent, and not stored: {sending.refusal}"
+            )
         seconds = f"{self.producer.timeout_ns / 1e9:g} s"
-        if isinstance(sending.refusal, ResourceExhausted):  # the answer when it was last sent
-            return ResourceExhausted(f"refused for {seconds}, and not stored: {sending.refusal}")
         cause = sending.refusal or self.refusal
         why = f"; the broker said: {cause}" if cause is not None else ""
         kind = type(cause) if isinstance(cause, ResourceExhausted) else DeadlineExceeded

@@ -17,6 +17,7 @@ from danube_fast.security.private_files import PrivateFile, read_private
 __all__ = ["Access", "check_path", "check_user"]
 
 _TOKEN_BYTES_MAX = 1 << 16
+_UID_DIGITS_MAX = 10
 _SECRET_MARKS = ("dfk_", "eyJ")
 """How API keys and JWTs begin."""
 
@@ -88,7 +89,7 @@ def check_path(text: str, name: str) -> None:
 
 def check_user(text: str, name: str) -> None:
     """Raise InvalidArgument for what is no number of a user; empty: none is named."""
-    if text and not (text.isascii() and text.isdecimal()):
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= _UID_DIGITS_MAX):
         raise InvalidArgument(
             f"{name} is {text!a:.100}; give the number of the local user that the broker runs as"
         )

@@ -56,7 +56,7 @@ class Namespace:
         self.full = ""
         """Why its topics take no publishes; empty when they do."""
         addresses = words.accepted_addresses
-        # for partitions whose messages stay, and for the others; kernels have the addresses, so both live for ever
+        # for partitions whose messages stay, and for the others; kernels have the addresses while it has partitions
         self._kept = np.zeros(NamespaceWord.ACCEPTED + len(addresses), np.int64)
         self._passing = self._kept.copy()
         self._kept[NamespaceWord.WORKERS] = len(addresses)

@@ -21,7 +21,7 @@ from danube_fast.broker.admission.tables import AdmissionTables
 from danube_fast.broker.records import Record
 from danube_fast.config import Settings
 from danube_fast.countdown import Done
-from danube_fast.errors import DanubeError, Internal, ResourceExhausted
+from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 from danube_fast.wal.appender import Lent
 from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.log import Log
@@ -182,7 +182,7 @@ class Journal:
         return group is self._group or group in self._in_flight
 
     def wait_for_original(self, publication: Publication, place: int) -> None:
-        """Ack a duplicate when all before it is durable, or refuse it as its original."""
+        """Ack a duplicate when all before it is durable, or refuse it with its original."""
         group = self.last_group()
         if group is not None:
             group.duplicates.append((publication, place))
@@ -400,7 +400,9 @@ class Journal:
             done(error)
         for publication, place in group.duplicates:
             # The original may be durable: then the next repetition is acked.
-            publication.refuse(place, error.code, str(error))
+            publication.refuse(
+                place, Unavailable.code, f"an earlier copy may be stored; send it again ({error})"
+            )
         group.duplicates, group.entries = [], []
         group.written_entries, group.synced_entries = [], []
         group.needs_sync = False
