@@ -1,7 +1,7 @@
 """Files that are in use and may change: read again when they have, the old content kept while the new one cannot be used.
 
 stat, once a second --changed, and the same twice--> load --> in use
-'-----> `fault`: the old stays
+                                                       '----> `fault`: the old stays
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many administrative changes a user may make: each writes lines into the audit log, which keeps so many bytes.
+r"""How many administrative changes a user may make: each writes lines into the audit log, which keeps so many bytes.
 
-change of a user without manage_cluster --charge--> within its rate? --> the audit log, then the change
---> refused, and counted as a denial
+change of a user without manage_cluster --charge--> within its rate --> the audit log, then the change
+                                              \-----> above it -----> refused, and counted as a denial
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 publisher, consumer   CURVE over tcp (--transport shm: rings)    single messages, then lists, both below saturation
 attacker              a thousand failing handshakes a second, to the ports of the worker and of the coordinator:
-one half with a key that is not registered, the other with a greeting that is none
+                      one half with a key that is not registered, the other with a greeting that is none
 
 quiet, attacked, quiet, attacked, ...      ratios of neighbours, and their medians
 """
