@@ -341,6 +341,8 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     """HOST:PORT where the admin port listens."""
     tls: bool = False
     """Whether the admin port speaks HTTPS."""
+    tls_fault: str = ""
+    """Why the newest TLS files are not in use, or refuse clients; empty: all is well, or there are none."""
     sign_on: str = ""
     """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
     issuers_fault: str = ""

@@ -273,6 +273,8 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
         )  # fmt: skip
     if status.get("auth", "none") == "none":
         return
+    if fault := status.get("tls_fault"):
+        yield Finding("TLS files", FAILURE, fault, "repair them: those before count until then")
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",

@@ -40,10 +40,13 @@ class EntryPointGroup(NamedTuple):
         try:
             found: Any = entry.load()(argument)
         except Exception as error:  # whatever a foreign package raises
+            said = repr(error)
+            if argument:  # which may hold a password
+                said = said.replace(argument, "...")
             raise InvalidArgument(
-                f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: {error!r}; repair "
+                f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: {said}; repair "
                 f"it, or leave the setting {self.setting} empty"
-            ) from error
+            ) from None
         if not callable(getattr(found, self.method, None)):
             raise InvalidArgument(
                 f"the {self.setting} {name} is {entry.value}, which gives no object with {self.method}({self.parameters})"

@@ -200,7 +200,7 @@ class ServerTls:
         self._live.newest.replaced_ns = self._clock.monotonic_ns()
         self._take(self._files.loaded)
         self.reloads += 1
-        _log.info("new certificate %s", self.fingerprint)
+        _log.info("new TLS files are in use, with the certificate %s", self.fingerprint)
         return True
 
     def _take(self, loaded: _Loaded) -> None:

@@ -195,15 +195,19 @@ def test_records_that_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert "manage_cluster" in found["rights"]["seen"] and "users" not in found
 
 
-def test_a_file_of_issuers_that_is_not_in_use(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "check"), [("issuers_fault", "trusted issuers"), ("tls_fault", "TLS files")]
+)
+def test_files_of_a_running_broker_that_are_not_in_use(
+    run: Run, monkeypatch: pytest.MonkeyPatch, fault: str, check: str
+) -> None:
     fake = Records(
         dict.fromkeys(("credential", "principal", "api_key"), PermissionDenied("no; ask"))
     )
-    fake.answers["cluster_status"] = {"auth": "required", "issuers_fault": "issuers.toml: broken"}
+    fake.answers["cluster_status"] = {"auth": "required", fault: "the file: broken"}
     monkeypatch.setattr("danube_fast.cli.doctor.connect", fake.connect)
     found = by_check(run("doctor", "--url", "danube://b:1", "-o", "json"))
-    assert found["trusted issuers"]["verdict"] == "failure"
-    assert "issuers.toml: broken" in found["trusted issuers"]["seen"]
+    assert found[check]["verdict"] == "failure" and "the file: broken" in found[check]["seen"]
 
 
 # ---------------------------------------------------------------- files that settings name

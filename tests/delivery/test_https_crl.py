@@ -67,6 +67,8 @@ def test_a_damaged_list_leaves_the_old_one_and_says_so_once(server: HttpsServer)
         write_pem(server.crl, content)
         wait_until("a look", lambda: server.metric("tls_certificate_stale") == 1, RELOAD_SECONDS)
         assert not is_refused(server, "viewer")
+        with server.come_in("ann") as ann:
+            assert str(server.crl) in ann.admin.cluster_status()["tls_fault"]
         write_pem(server.crl, server.authority.crl())
         wait_until("another", lambda: server.metric("tls_certificate_stale") == 0, RELOAD_SECONDS)
     text = server.broker.error_text()

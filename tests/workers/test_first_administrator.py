@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from danube_fast.clock import SystemClock
+from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.security.curve import new_key_pair
@@ -42,6 +42,7 @@ def test_an_administrator_who_can_come_in_has_a_key(
 
 
 GROUP = "group:ops"
+HOUR_NS = 3600 * SECOND_NS
 KEY = f"curve:{new_key_pair().public}"
 LAST = [
     ("the user", [], lambda of: of.remove_record("principal", "ann")),
@@ -56,6 +57,9 @@ LAST = [
      lambda of: of.put_role("boss", [Permission.LOOKUP])),
     ("the group", [Principal("ann", groups=["ops"]), Binding("ann", GROUP, "admin", CLUSTER)],
      lambda of: of.put_principal("ann", [], disabled=None)),
+    ("a key that ends soon", [], lambda of: of.put_credential(KEY, "ann", expires_seconds=60, label="")),
+    ("the key that lasts", [Credential(f"curve:{new_key_pair().public}", "ann", SystemClock().wall_ns() + HOUR_NS)],
+     lambda of: of.remove_record("credential", KEY)),
 ]  # fmt: skip
 """How the last administrator goes: its records, what changes them."""
 

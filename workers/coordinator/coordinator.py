@@ -396,7 +396,8 @@ class Coordinator:
             auth=self._settings.auth, server_keys=self.server_key.keys,
             audit="off" if self.audit is None else self.audit.fault or "on",
             listen=self._settings.listen, admin=self._admin_address, sign_on=self._settings.sign_on,
-            tls=bool(self._settings.tls_certificate), issuers_fault=self.sign_ons.issuers_fault,
+            tls=bool(self._settings.tls_certificate),
+            tls_fault=self._web.tls_fault if self._web is not None else "", issuers_fault=self.sign_ons.issuers_fault,
             history=self.uploads.status(),
         )  # fmt: skip
 

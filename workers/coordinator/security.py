@@ -59,6 +59,8 @@ PAGE_RECORDS = 500
 SCANNED_MAX = 5000
 """Sign-ons that are looked at for one page of a list."""
 CONFIRM_NS = 5 * SECOND_NS
+ADMINISTRATOR_NS = 24 * 3600 * SECOND_NS
+"""So long the key of the last administrator must be good at least."""
 KNOWN_MS = 500
 """A worker that does not say in that time that it knows a sign-on hears of it later than its client."""
 COMMANDS = {
@@ -128,12 +130,11 @@ class SecurityDirectory:
 
     def has_administrator(self) -> bool:
         """Whether a principal that may change these records can come in."""
-        return self._has_administrator(self._policy)
+        return self._has_administrator(self._policy, self._clock.wall_ns())
 
-    def _has_administrator(self, policy: Policy) -> bool:
-        now_ns = self._clock.wall_ns()
+    def _has_administrator(self, policy: Policy, at_ns: int) -> bool:
         names = {
-            policy.principal_of(record.credential, now_ns)
+            policy.principal_of(record.credential, at_ns)
             for record in _stored(policy)
             if isinstance(record, Credential)
             # clients begin here by tcp: a local user alone, or a certificate, is no way in
@@ -149,15 +150,19 @@ class SecurityDirectory:
         old = [self._policy.get(key) for key in gone]
         if not any(_is_of_administrator(self._policy, record) for record in old):
             return
-        if not self.has_administrator():
-            return  # it is so already
+        # a key that is about to end is no way in for long
+        at_ns = self._clock.wall_ns() + ADMINISTRATOR_NS
+        if not self._has_administrator(self._policy, at_ns):
+            at_ns = self._clock.wall_ns()
+            if not self._has_administrator(self._policy, at_ns):
+                return  # it is so already
         left, lost = Policy(), set(gone)
         for record in self._all():
             if key_of(record) not in lost:
                 left.put(record)
         for record in made:
             left.put(record)
-        if not self._has_administrator(left):
+        if not self._has_administrator(left, at_ns):
             raise FailedPrecondition(
                 "no administrator with a key would be left, and a new one could come in only behind a restart of the broker; make "
                 "another one first, with: danube-fast security users add NAME --public-key-of FILE --role admin (or delete "
@@ -286,12 +291,10 @@ class SecurityDirectory:
                 f"{credential} belongs to {known.principal}; remove it there before it is given to {principal}"
             )
         expires_ns = self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
-        self.change(
-            [
-                Credential(
-                    credential=credential, principal=principal, expires_ns=expires_ns, label=label
-                )
-            ]
+        self._put(
+            Credential(
+                credential=credential, principal=principal, expires_ns=expires_ns, label=label
+            )
         )
 
     def add_api_key(

@@ -73,6 +73,16 @@ class WebThread:
             self._server.end()
             self._thread.join(STOP_WAIT_SECONDS)
 
+    @property
+    def tls_fault(self) -> str:
+        """Why the newest TLS files are not in use, or refuse clients; empty: all is well, or there are none."""
+        tls = self._tls
+        if tls is None:
+            return ""
+        if 0 < tls.crl_expires_ns <= self._clock.wall_ns() and not tls.fault:
+            return "a list of revoked client certificates has expired, and clients of its CA are refused"
+        return tls.fault
+
     def _exposure(self) -> Exposure:
         """Describe who gets in, for metrics."""
         is_required, tls = self._settings.auth != "none", self._tls
