@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from danube_fast.children import child_environment
+from danube_fast.client.values.access import Access
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.history.stores.local import LocalStore
 from danube_fast.history.stores.store import ObjectStore
@@ -193,7 +194,7 @@ def test_wrong_options(options: dict[str, str], text: str) -> None:
 
 def test_options_of_a_write() -> None:
     given = {"topic": "/a/b", "checkpointlocation": "/c", "queryName": "q", "writeId": "w"}
-    assert WriteOptions.parse(given) == WriteOptions("/a/b", None, "w", None, 300)
+    assert WriteOptions.parse(given) == WriteOptions("/a/b", None, Access(), "w", None, 300)
     assert WriteOptions.parse({"path": "/a/b", "WRITE_ID": "w"}).write_id == "w"
     assert WriteOptions.parse({**given, "write_id": "w"}).write_id == "w"
 

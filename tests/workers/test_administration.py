@@ -66,7 +66,7 @@ class Rig:
         if not self.may:
             raise PermissionDenied(f"{principal} may not {permission} {resource}")
 
-    def charge(self, session: Session, record: AuditRecord) -> None:
+    def charge(self, principal: str, record: AuditRecord, **whence: str) -> None:
         self.charged.append(record)
         if self.is_over:
             raise ResourceExhausted("too many")
