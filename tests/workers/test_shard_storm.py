@@ -152,7 +152,7 @@ class Storm:
             if status in (0, 1):
                 self.accepted(lane, end, offset)
             else:
-                assert status in (8, 13, 32), (status, lane.partition_id)
+                assert status in (8, 13, 14, 32), (status, lane.partition_id)
                 lane.posted = 0
 
     def accepted(self, lane: Lane, end: int, offset: int) -> None:
