@@ -274,7 +274,12 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
     if status.get("auth", "none") == "none":
         return
     if fault := status.get("tls_fault"):
-        yield Finding("TLS files", FAILURE, fault, "repair them: those before count until then")
+        yield Finding(
+            "TLS files",
+            FAILURE,
+            fault,
+            "give newer ones that can be used: those before count until then",
+        )
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",

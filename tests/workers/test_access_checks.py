@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.clock import MILLISECOND_NS, SystemClock
 from danube_fast.security.records import Credential, Principal
 from danube_fast.workers.process.access import Access
@@ -33,10 +35,15 @@ class Worker:
         ]  # fmt: skip
         state: Any = SimpleNamespace(
             sessions=self.sessions,
-            tables=SimpleNamespace(producers=None),
+            tables=SimpleNamespace(producers=np.zeros((0, len(ProducerWord)), np.int64)),
+            partition=lambda partition_id: SimpleNamespace(topic="/shop/orders"),
             catalog=SimpleNamespace(owners={}),
         )
-        ends: Any = SimpleNamespace(close_session=self._close, revoke=lambda identity: None)
+        ends: Any = SimpleNamespace(
+            close_session=self._close,
+            revoke=lambda identity: None,
+            close=self._close_consumer,
+        )
         copy: Any = SimpleNamespace(do_work=lambda now_ns: None)
         self.denials = Denials(SystemClock())
         self.checks = AccessChecks(state, self.access, copy, ends, ends, self.denials)
@@ -46,6 +53,9 @@ class Worker:
     def _close(self, session: Any, how: Any) -> None:
         self.ended.add(session.number)
         session.closed = True
+
+    def _close_consumer(self, session: Any, consumer: Any, **why: Any) -> None:
+        del session.consumers[consumer.number]
 
     def tick(self) -> None:
         self.now_ns += TICK_NS
@@ -67,3 +77,18 @@ def test_a_revoked_key_ends_all_its_sessions_however_often_rights_change(changes
     assert len(worker.ended) == SESSIONS
     (line,), lost = worker.denials.take(0)
     assert (line.event, line.action, line.count, lost) == ("closed", "session", SESSIONS, 0)
+
+
+def test_many_handles_of_one_session_are_looked_at_within_two_passes() -> None:
+    """Also those that were opened since the last change."""
+    worker = Worker()
+    while worker.checks.is_busy:
+        worker.tick()
+    (session, *_) = worker.sessions
+    for number in range(20 * SESSIONS):
+        sub = SimpleNamespace(partition_id=1, name="s")
+        session.consumers[number] = SimpleNamespace(number=number, subscription=sub)
+    worker.access.policy.changes += 1  # no one has a right
+    for _ in range(2 * PASS_SLICES):
+        worker.tick()
+    assert not session.consumers, f"{len(session.consumers)} go on"

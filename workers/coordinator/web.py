@@ -80,7 +80,7 @@ class WebThread:
         if tls is None:
             return ""
         if 0 < tls.crl_expires_ns <= self._clock.wall_ns() and not tls.fault:
-            return "a list of revoked client certificates has expired, and clients of its CA are refused"
+            return "a list of revoked client certificates has expired, and clients of its CA are refused: give its newest list"
         return tls.fault
 
     def _exposure(self) -> Exposure:

@@ -59,8 +59,8 @@ class AccessChecks(Job):
         access.owner_of = state.catalog.owners.get
         self._checked = (-1, 0, 0)
         self._next_ns = 0
-        self._checks = self._last_checks = 0
-        """Of the pass under way, and about how many the last ones had."""
+        self._slice_checks = SLICE_CHECKS_MIN
+        """Of the pass under way."""
         self._pass: Iterator[None] | None = None
 
     @property
@@ -80,21 +80,24 @@ class AccessChecks(Job):
         if self._pass is None and (version != self._checked or now_ns >= self._next_ns):
             is_changed, self._checked = version != self._checked, version
             self._next_ns = now_ns + EXPIRY_NS
-            self._pass, self._last_checks, self._checks = (
-                self._check_all(handles=is_changed),
-                max(self._checks, self._last_checks // 2),
-                0,
-            )
+            self._pass = self._check_all(handles=is_changed)
+            count = self._count_open() if is_changed else len(self._state.sessions)
+            self._slice_checks = max(SLICE_CHECKS_MIN, -(-count // PASS_SLICES))
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
-            known = max(self._last_checks, len(self._state.sessions))
-            for _ in range(max(SLICE_CHECKS_MIN, known // PASS_SLICES)):
-                self._checks += 1
+            for _ in range(self._slice_checks):
                 if next(self._pass, self) is self:
                     self._pass = None
                     return
                 if self._access.clock.monotonic_ns() > until_ns:
                     return  # rules of another package may take their time
+
+    def _count_open(self) -> int:
+        """Number of sessions, consumers and producers."""
+        sessions = self._state.sessions
+        consumers = sum(len(session.consumers) for session in sessions)
+        producers = np.count_nonzero(self._state.tables.producers[:, ProducerWord.SESSION] > 0)
+        return len(sessions) + consumers + int(producers)
 
     def _check_all(self, *, handles: bool) -> Iterator[None]:
         """Check everything, one thing with each step; of the sessions alone without `handles`."""
