@@ -152,8 +152,8 @@ for _power, _letter in enumerate("kmgtp", 1):
     _SIZES[f"{_letter}ib"] = 1024**_power
     _SIZES[f"{_letter}b"] = 1000**_power
 _TIMES_NS = {
-    "ns": 1, "us": 1000, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9,
-    "d": 86_400 * 10**9,
+    "ns": 1, "us": 1000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9,
+    "h": 3600 * 10**9, "d": 86_400 * 10**9,
 }  # fmt: skip
 _TIME_WORDS = {"us": "us", "ms": "ms", "seconds": "s"}
 """How names of settings spell their unit."""

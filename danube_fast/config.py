@@ -104,8 +104,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """PEM file with CAs of clients: their certificates may prove who they are on the HTTPS ports, each when it is
     registered, or its subject is (`danube-fast security keys add`). Empty: clients are asked for none."""
     tls_client_crl: str = ""
-    """PEM file with the lists of revoked certificates (CRL) of the CAs in `tls_client_ca`, one for each: a certificate is
-    refused whose CA has none there, or an expired one. A changed file is taken within seconds. Empty: none are revoked."""
+    """PEM file with the lists of revoked certificates (CRL) of the CAs in `tls_client_ca`, one for each and signed by it: a
+    certificate is refused if a CA of its chain has none there, or an expired one. A changed file is taken within seconds.
+    Empty: none are revoked."""
     insecure: bool = False
     """`auth` is `none` and the broker listens on other addresses than loopback all the same."""
     audit: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
@@ -179,8 +180,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     handshake_timeout_ms: Annotated[int, Meta(ge=100, le=HOUR_MS)] = 5000
     """A connection that has not said hello by then is closed."""
     handshakes_failed_per_second_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
-    """Keys of one address that a process refuses in a second, with `auth`; with more, new connections of the address wait
-    for a second. 0: any number, for brokers behind a proxy of tcp, where all clients have one address."""
+    """Handshakes of one address over tcp that fail at a process in a second, with `auth`: keys that are refused, and what
+    ends before a key is known. With more, new connections of the address wait for a second. Connections that end without
+    a byte, like probes of load balancers, count a tenth. 0: any number, for brokers behind a proxy of tcp, where all
+    clients have one address."""
     heartbeat_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 500
     """How often clients that consume or publish show life."""
     heartbeat_idle_ms: Annotated[int, Meta(ge=10, le=HOUR_MS)] = 15_000

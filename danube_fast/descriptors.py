@@ -1,7 +1,7 @@
 """File descriptors of this process: how many there may be, what that allows, and a reserve.
 
     0 ... soft limit           connections, and whatever else comes
-    soft limit ... hard limit  `keep_reserve` holds these back: files that `open_file` opens
+    soft limit ... hard limit  `keep_reserve` holds these back: files that `open_file` and `from_reserve` open
 
 A crowd of clients can take every descriptor below the soft limit, as the transport takes connections by
 itself. Files of the broker then come from the reserve: the soft limit goes up for the time of one `open`.
@@ -14,7 +14,9 @@ import os
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = [
     "DESCRIPTORS_NEEDED",
@@ -23,6 +25,7 @@ __all__ = [
     "IPC_DESCRIPTORS_MIN",
     "clients_allowed",
     "descriptor_limit",
+    "from_reserve",
     "keep_reserve",
     "lowest_free_descriptor",
     "open_file",
@@ -44,6 +47,7 @@ CLIENTS_MIN = 16
 DESCRIPTORS_RESERVED = 32
 """Held back by `keep_reserve` (of a small limit, an eighth); among a process's own above."""
 _opening = threading.Lock()
+T = TypeVar("T")
 
 
 def descriptor_limit() -> int:
@@ -90,8 +94,14 @@ def keep_reserve() -> None:
 
 def open_file(path: str | Path, flags: int, mode: int = 0o600) -> int:
     """`os.open` that falls back on the reserve; also an `opener` for `open`. Raises OSError."""
+    return from_reserve(lambda: os.open(path, flags, mode))
+
+
+def from_reserve(action: Callable[[], T]) -> T:
+    """Do what opens files for a moment, with descriptors of the reserve if there are no others: once more each time that one
+    is missing. Raises what `action` raises."""
     try:
-        return os.open(path, flags, mode)
+        return action()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -102,11 +112,11 @@ def open_file(path: str | Path, flags: int, mode: int = 0o600) -> int:
             for limit in range(soft + 1, hard):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    return os.open(path, flags, mode)
+                    return action()
                 except OSError as error:
                     if error.errno != errno.EMFILE:
                         raise
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            return os.open(path, flags, mode)
+            return action()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -67,6 +67,12 @@ class Processes(msgspec.Struct, frozen=True):
         needed = Role.COORDINATOR, Role.WORKER
         return [process for process, role in enumerate(self.roles) if role in needed]
 
+    @property
+    def starting(self) -> list[int]:
+        """Process indexes of those that a start waits for, so that it is refused if one of them cannot be: all but the
+        uploader, whose store may be away for a while."""
+        return [process for process, role in enumerate(self.roles) if role is not Role.UPLOADER]
+
     def number(self, process: int) -> int:
         """The number of a process among those of its role."""
         return self.roles[:process].count(self.roles[process])

@@ -24,7 +24,7 @@ __all__ = ["filled"]
 
 UNITS = {"b": "bytes", "us": "us", "ms": "ms", "s": "s", "": "-"}
 CLIENT = (
-    ("`connect`", "transport", "auto", "`auto`: shared memory on the broker's host, else ZeroMQ. `shm` and `zmq` insist."),
+    ("`connect`", "transport", "auto", "`auto`: shared memory on the broker's host, else ZeroMQ. `shm` and `zmq` insist; `tcp` takes ZeroMQ over tcp even there."),
     ("`connect`", "server_key", None, "Public key of a broker with `auth`: 40 characters, pinned; several while it is rotated."),
     ("`connect`", "key_file", None, "File with the client's key pair."),
     ("`connect`", "sign_on", None, "`https://HOST:PORT` where `token` is exchanged for a key that the client draws."),

@@ -9,9 +9,12 @@ A broker that asks no one (`auth` is `none`) has no guard; its port is on loopba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -25,6 +28,7 @@ from danube_fast.errors import (
     Unavailable,
 )
 from danube_fast.types import Permission
+from danube_fast.undecided import Undecided
 
 __all__ = ["NEEDS", "OPEN", "Guard", "Guarded", "may_see_details"]
 
@@ -34,6 +38,7 @@ NEEDS: dict[str, Permission] = {"/metrics": Permission.LOOKUP}
 """Path -> permission on the cluster: metrics name every topic."""
 NEEDS_DETAILS = Permission.LOOKUP
 RETRY_SECONDS = "5"
+T = TypeVar("T")
 _ASK = {"WWW-Authenticate": 'Bearer realm="danube-fast"'}
 
 
@@ -66,7 +71,7 @@ class Guarded:
         if scope["type"] != "http":  # a route of that kind would need a rule of its own
             raise FailedPrecondition("the admin port serves requests of HTTP only; send one")
         if scope["path"] not in OPEN:
-            refusal = _refusal(self._guard, scope)
+            refusal = await _when_decided(lambda: _refusal(self._guard, scope))
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
@@ -92,6 +97,8 @@ def _refusal(guard: Guard, scope: Scope) -> JSONResponse | None:
     except (InvalidArgument, PermissionDenied) as error:
         _note(guard, principal or "", scope)
         return _answer(error, HTTPStatus.FORBIDDEN)
+    except Undecided:
+        raise
     except Unavailable as error:
         return _answer(error, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": RETRY_SECONDS})
     return None
@@ -102,14 +109,35 @@ def _note(guard: Guard, principal: str, scope: Scope) -> None:
     guard.note_denied(principal, str(client[0]) if client else "", scope["path"])
 
 
-def may_see_details(guard: Guard | None, request: Request) -> bool:
+async def may_see_details(guard: Guard | None, request: Request) -> bool:
     """Whether the answer on an open path may say more than up or not."""
-    if guard is None:
-        return True
+    return guard is None or await _when_decided(lambda: _may_see_details(guard, request))
+
+
+async def _when_decided(ask: Callable[[], T]) -> T:
+    """Ask, and again when a right is known that was not."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return ask()
+        except Undecided as undecided:
+            known = asyncio.Event()
+            undecided.then(partial(_tell, loop, known))
+        await known.wait()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, known: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the thread of the port has ended
+        loop.call_soon_threadsafe(known.set)
+
+
+def _may_see_details(guard: Guard, request: Request) -> bool:
     try:
         principal = _principal(guard, request.scope)
         if principal is not None:
             guard.authorize(principal, NEEDS_DETAILS)
+    except Undecided:
+        raise
     except DanubeError:
         return False
     return principal is not None

@@ -44,7 +44,7 @@ def create_app(view: BrokerView, guard: Guard | None = None) -> ASGIApp:
         if unready or unwritable:
             status = "not ready" if unready else "not ready for writes: syncs of logs fail"
         told: dict[str, Any] = {"status": status}
-        if may_see_details(guard, request):
+        if await may_see_details(guard, request):
             missing = (name for name in unwritable if name not in unready)
             told["waiting_for"] = [*unready, *missing]
             told["processes"] = msgspec.to_builtins(view.processes())

@@ -345,6 +345,8 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     """Why the newest TLS files are not in use, or refuse clients; empty: all is well, or there are none."""
     sign_on: str = ""
     """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
+    sign_on_fault: str = ""
+    """Why the process of sign-on cannot start; empty: it has started, or there is none."""
     issuers_fault: str = ""
     """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
     server_keys: list[str] = []

@@ -47,12 +47,12 @@ from danube_fast.broker.history_messages import SetUploaded as SetUploaded
 from danube_fast.broker.history_messages import Uploader as Uploader
 from danube_fast.broker.message import Message as Message
 from danube_fast.broker.security_messages import AddSignOns as AddSignOns
-from danube_fast.broker.security_messages import EndSignOns as EndSignOns
 from danube_fast.broker.security_messages import FindSecurity as FindSecurity
 from danube_fast.broker.security_messages import IssuersRead as IssuersRead
 from danube_fast.broker.security_messages import SecurityChanged as SecurityChanged
 from danube_fast.broker.security_messages import SecurityConfirmed as SecurityConfirmed
 from danube_fast.broker.security_messages import SecurityPage as SecurityPage
+from danube_fast.broker.security_messages import SignOnFailed as SignOnFailed
 from danube_fast.broker.security_messages import SignOnsAdded as SignOnsAdded
 from danube_fast.broker.security_messages import UseServerKey as UseServerKey
 from danube_fast.broker.subscription.policy import FailurePolicy

@@ -5,7 +5,7 @@
            <----- SecurityConfirmed, every few seconds --
     sign-on ----- AddSignOns ---------------------------> coordinator --SecurityChanged--> all, and their answers
             <---- answer ------------------------------------'
-    sign-on ----- EndSignOns, IssuersRead --------------> coordinator
+    sign-on ----- IssuersRead, SignOnFailed ------------> coordinator
            <----- UseServerKey --------------------------
 
 A record is JSON, as the metadata store keeps it (`danube_fast/security/records.py`).
@@ -19,12 +19,12 @@ from danube_fast.broker.message import Message
 
 __all__ = [
     "AddSignOns",
-    "EndSignOns",
     "FindSecurity",
     "IssuersRead",
     "SecurityChanged",
     "SecurityConfirmed",
     "SecurityPage",
+    "SignOnFailed",
     "SignOnsAdded",
     "UseServerKey",
 ]
@@ -74,18 +74,21 @@ class AddSignOns(Message, frozen=True):
     """Let keys in that tokens and API keys have vouched for, or refuse them one by one; answered when workers know them."""
 
     records: list[bytes]
+    entries: list[str]
+    """Digests of the entries of issuers that have just vouched for them, one for each; empty: no issuer has, or they are
+    told again."""
     answer = SignOnsAdded
 
 
-class EndSignOns(Message, frozen=True):
-    """End the sign-ons that a source has vouched for, as it is not trusted any more. Answered when that is durable."""
+class SignOnFailed(Message, frozen=True):
+    """Tell why the process of sign-on ends by itself. A notice."""
 
-    source: str
+    fault: str
 
 
 class IssuersRead(Message, frozen=True):
     """Tell whether the newest file of trusted issuers is in use: why it is not, or nothing; and which entries are in use.
-    The coordinator ends the sign-ons of those that differ from what it was told before."""
+    The coordinator ends the sign-ons of those that are gone or differ from what is stored. Answered when that is durable."""
 
     fault: str
     issuers: dict[str, str] = {}

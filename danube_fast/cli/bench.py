@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, command
+from danube_fast.cli.options import OutputForm, OutputOption, command, seconds_from
 from danube_fast.cli.output import note, print_result
 
 __all__ = ["bench"]
 
 TopicDurability = Literal["memory", "os", "fsync", "non_reliable"]
+SecondsOption = Annotated[
+    float | None,
+    typer.Option(parser=seconds_from(0.1), metavar="TIME", help="About how long, instead."),
+]
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]
@@ -58,14 +62,14 @@ def bench(
     check: CheckOption = False,
     transport: Annotated[
         str | None,
-        typer.Option(metavar="zmq|shm", help="How clients reach the broker (zmq; --peers: both)."),
+        typer.Option(
+            metavar="zmq|shm|tcp", help="How clients reach the broker (zmq; --peers: both)."
+        ),
     ] = None,
     durability: Annotated[TopicDurability | None, typer.Option(help="Of the topics.")] = None,
     message_bytes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Size.")] = None,
     messages: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many.")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, metavar="S", help="About how long, instead.")
-    ] = None,
+    seconds: SecondsOption = None,
     producers: Annotated[
         int | None, typer.Option(min=1, max=256, metavar="N", help="Producer processes.")
     ] = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from danube_fast.cli.contexts.context_file import chosen_name, values
+from danube_fast.cli.contexts.context_file import chosen_name, values, values_of
 from danube_fast.cli.contexts.open_client import access_of, open_client
 from danube_fast.cli.options import (
     DEFAULT_URL,
@@ -109,25 +109,30 @@ def _try(host: str, port: int) -> bytes:
     return said[_MECHANISM].rstrip(b"\0")
 
 
-def reach(url: str) -> tuple[str, Access]:
+def reach(url: str, context: str = "") -> tuple[str, Access]:
     """Return the broker to ask, that of the context in use if `url` is empty, and the way in there, once one of its
-    addresses has answered. Raises Unavailable, InvalidArgument, PermissionDenied."""
-    found = values()
+    addresses has answered. `context`: takes both from the context of that name alone. Raises Unavailable, InvalidArgument,
+    PermissionDenied, NotFound."""
+    found = values_of(context) if context else values()
     url = url or found["url"].text or DEFAULT_URL
-    with _naming_context():
-        access = access_of(found)
+    with _naming_context(context):
+        access = access_of(found, context)
         _try_all(url, has_key=bool(access.key_file or access.sign_on))
     return url, access
 
 
 @contextlib.contextmanager
-def _naming_context() -> Iterator[None]:
-    """Add the name of the context in use to errors."""
+def _naming_context(context: str = "") -> Iterator[None]:
+    """Add the name of the context to errors, by default that of the one in use."""
     from danube_fast.errors import DanubeError
 
     try:
         yield
     except DanubeError as error:
+        if context:
+            raise type(error)(
+                f"{error}; the context {context} alone counts here: danube-fast context show {context}"
+            ) from error
         name = chosen_name()
         if not name:
             raise
@@ -136,11 +141,12 @@ def _naming_context() -> Iterator[None]:
         ) from error
 
 
-def connect(url: str, transport: Transport = "auto") -> Any:
+def connect(url: str, transport: Transport = "auto", context: str = "") -> Any:
     """Return a client of the broker at `url`, or of the context in use if that is empty; a context manager. How to come
-    in is said by the environment, or by the context. Raises Unavailable, InvalidArgument, PermissionDenied."""
-    url, access = reach(url)
-    with _naming_context():
+    in is said by the environment, or by the context; by that named `context` alone, if there is one. Raises Unavailable,
+    InvalidArgument, PermissionDenied, NotFound."""
+    url, access = reach(url, context)
+    with _naming_context(context):
         return open_client(url, access, CONNECT_SECONDS, transport=transport)
 
 

@@ -19,13 +19,6 @@ OK, WARNING, FAILURE = Verdict.OK, Verdict.WARNING, Verdict.FAILURE
 DAY_NS = 24 * 3600 * 1_000_000_000
 EXPIRY_DAYS = 7
 NAMES_MAX = 5
-_SECRETS = {
-    "server.key": "the broker's own key",
-    "server.key.next": "its key to come",
-    "server.key.previous": "its key before",
-    "bootstrap-admin.key": "an administrator's key",
-}
-"""Files of a data directory that a backup must keep as secrets."""
 _CERTIFICATE_SETTINGS = {
     "tls_certificate": ("certificate of the HTTPS ports", FAILURE),
     "tls_client_ca": ("CAs of clients", WARNING),
@@ -96,11 +89,13 @@ def _is_loopback(address: str, option: str) -> bool:
 
 def files(settings: Settings) -> Iterator[Finding]:
     """Look at the files of a data directory that hold secrets, and at what waits in it."""
+    from danube_fast.workers.supervisor.backup import SECRET_FILES
+
     folder = Path(settings.data_dir).absolute()
     if not folder.is_dir():
         return
     yield _folder(folder)
-    for name, what in _SECRETS.items():
+    for name, what in SECRET_FILES.items():
         if os.path.lexists(folder / name):
             yield _secret(folder / name, what)
     if (folder / "bootstrap-admin.key").exists():
@@ -161,13 +156,24 @@ def _dated(path: Path, what: str, expired: Verdict, now_ns: int) -> Finding:
 
 
 def _unlisted(cas: Path, crls: Path) -> Iterator[Finding]:
-    """Say whether CAs of clients have no list of revoked certificates; nothing if the files cannot be read."""
-    from danube_fast.security.tls import cas_without_list
+    """Say whether lists of revoked certificates are of no CA of clients, and whether a CA has none; nothing if the files
+    cannot be read."""
+    from danube_fast.security.revocations import cas_without_list, check_lists, crls_in
 
+    if not (cas.is_file() and crls.is_file()):  # a FIFO would wait for its writer
+        return
     try:
-        count = cas_without_list(cas.read_bytes(), crls.read_bytes())
+        known, listed = cas.read_bytes(), crls.read_bytes()
+        count = cas_without_list(known, listed)
+        ders = crls_in(listed)
     except (DanubeError, OSError):  # said of the file itself
         return
+    try:
+        check_lists(ders, known)
+    except DanubeError as error:
+        seen = f"{crls} with {cas}: {error}"
+        advice = "a start is refused, a running broker keeps the lists before: give lists that these CAs have signed"
+        yield Finding("lists of revoked certificates", FAILURE, seen, advice)
     if count:
         seen = f"{count} of {cas} have no list in {crls}: all their clients are refused"
         advice = "add the list of revoked certificates (CRL) of each, or take the CA out"
@@ -280,6 +286,11 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
             fault,
             "give newer ones that can be used: those before count until then",
         )
+    if fault := status.get("sign_on_fault"):
+        yield Finding(
+            "sign-on", FAILURE, f"its process does not start, so no client signs on: {fault}",
+            "repair that; it is tried again within seconds, and registered keys come in meanwhile",
+        )  # fmt: skip
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",

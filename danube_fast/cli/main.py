@@ -28,6 +28,7 @@ from danube_fast.cli import (
     subscriptions,
     topic_messages,
 )
+from danube_fast.cli.backup import backup, restore
 from danube_fast.cli.contexts import context
 from danube_fast.cli.contexts.context_file import choose, complete_contexts
 from danube_fast.cli.failures import (
@@ -65,7 +66,7 @@ app = typer.Typer(
 )
 for _command in (
     serve.serve, produce.produce, consume.consume, status.status, doctor.doctor, health.health, demo.demo,
-    bench.bench, completion.completion, sql, export, replay,
+    bench.bench, completion.completion, backup, restore, sql, export, replay,
 ):  # fmt: skip
     app.command(epilog=_command.epilog)(_command)  # type: ignore[union-attr]
 for _module in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,6 +34,7 @@ __all__ = [
     "command",
     "example",
     "policy_values",
+    "seconds_from",
     "seconds_of",
 ]
 
@@ -109,6 +111,28 @@ def amount(name: str, text: str | None) -> int | None:
             "with its unit such as 10s"
         )
     return value
+
+
+def seconds_from(
+    least: float, most: float = math.inf, *, whole: bool = False
+) -> Callable[[Any], Any]:
+    """Make the parser of an option that takes seconds: a number, or such as 500ms, 10min, 2h or 30d."""
+
+    def parse(value: Any) -> float:
+        """Raises a usage error."""
+        try:
+            seconds = seconds_of("it", str(value)) or 0.0
+        except InvalidArgument:
+            seconds = math.nan
+        if not least <= seconds <= most or (whole and not seconds.is_integer()):
+            limit = "" if most == math.inf else f" and at most {most:g} s"
+            raise typer.BadParameter(
+                f"{value!r} is no time here; give {'whole ' * whole}seconds, or such as 10min, 2h or 30d, at least "
+                f"{least:g} s{limit}"
+            )
+        return int(seconds) if whole else seconds
+
+    return parse
 
 
 def seconds_of(option: str, text: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import counted, refuse_without_yes
+from danube_fast.client.values.options import parse_time
 from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
@@ -100,10 +102,10 @@ def seek(
 ) -> None:
     """Move a subscription in every partition; what lies behind the place comes, or comes again.
 
-    AGO is such as -10m, -2h or 7d. An exclusive subscription must have no consumer just then.
+    AGO is such as -10min, -2h or 7d. An exclusive subscription must have no consumer just then.
     """
-    ago = f"-{position}" if position[-1:] in "smhd" and position[:-1].isdecimal() else position
-    place = position_of(ago)
+    is_ago = isinstance(parse_time(f"-{position}"), dt.timedelta)
+    place = position_of(f"-{position}" if is_ago else position)
     refuse_without_yes(yes, f"moves {subscription} of {topic} to {position}, for all its consumers")
     with ask.connect() as client:
         known = client.admin.describe_subscription(topic=topic, subscription=subscription)

@@ -387,7 +387,8 @@ class AdminClient(_AdminView):
         self, public_key: str | None = None, principal: str | None = None, source: str | None = None
     ) -> dict[str, Any]:
         """End the sign-on of a key, or those of a principal or of a source (`api_key:ID`, `jwt:ISSUER`, `authenticator:NAME`);
-        give one of them: {"ended"}, their number. What they were made with stays good. InvalidArgument."""
+        give one of them: {"ended"}, their number, 0 for a user that has none. What they were made with stays good.
+        InvalidArgument; NotFound for a principal that has neither a record nor a sign-on."""
 
     def list_audit(
         self, since_seconds: int = 0, *, principal: str = "", denied: bool = False,

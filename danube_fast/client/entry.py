@@ -44,8 +44,8 @@ def connect(
 
     `url`: several hosts are tried in turn, `danube://h1:6650,h2:6650`; `name`: of this client, as the broker shows
     it; `transport`: "auto" takes shared memory on the broker's own host and ZeroMQ elsewhere, "shm" and "zmq"
-    insist; `spin_us`: how many microseconds a waiting thread looks on before it sleeps (tuning.md); `timeout`:
-    seconds to wait for the broker. Use the client as a context manager, or call `close()`.
+    insist, "tcp" takes ZeroMQ over tcp even there; `spin_us`: how many microseconds a waiting thread looks on before it
+    sleeps (tuning.md); `timeout`: seconds to wait for the broker. Use the client as a context manager, or call `close()`.
 
     There are two ways into a secured broker. A key: `server_key` is the broker's public CURVE key, 40 characters of
     Z85; while it is rotated several, as a list or with blanks between. All that goes over tcp is encrypted, and a broker

@@ -33,7 +33,7 @@ from danube_fast.frame.pack_kernels import (
     JOB_WORDS,
 )
 
-__all__ = ["Attributes", "Columns", "Times", "array_address", "as_items", "as_list"]
+__all__ = ["Attributes", "Columns", "OneMessage", "Times", "array_address", "as_items", "as_list"]
 
 Attributes = Sequence[Mapping[str, str] | None]
 """Attributes per message; None and an empty mapping mean the same."""
@@ -42,6 +42,8 @@ Times = Sequence[int | None]
 
 _INT64 = np.dtype(np.int64)
 _WORD = 8
+_OPTIONAL = JOB_KEYS, JOB_PAIR_TOTALS, JOB_EVENT_TIMES, JOB_DELIVER_AT
+_KEYS, _PAIR_TOTALS, _EVENT_TIMES, _DELIVER_AT = (word // _WORD for word in _OPTIONAL)
 
 
 def _wrong_type(what: str, index: int, value: object, wanted: str) -> InvalidArgument:
@@ -162,7 +164,7 @@ class Columns:
                 raise InvalidArgument(
                     f"{what} has {len(column)} entries for {self.count} payloads; give one each"
                 )
-        self.keys = None if keys is None else as_list(keys, "key")
+        self.keys: Any = None if keys is None else as_list(keys, "key")
         self.pair_totals: Any = None
         self.attribute_keys: list[bytes] = []
         self.attribute_values: list[bytes] = []
@@ -215,3 +217,39 @@ class Columns:
                 words[word] = array_address(array)
         for word, value in words.items():
             self.job[word // _WORD] = value
+
+
+class OneMessage(Columns):
+    """Columns for one message after the other, made once. One thread at a time."""
+
+    __slots__ = ("_addresses", "_words")
+
+    def __init__(self) -> None:
+        super().__init__([None], keys=[None], attributes=[None], event_times=[0], deliver_at=[0])
+        self._words = self.job.data
+        self._addresses = tuple(self._words[word // _WORD] for word in _OPTIONAL)
+
+    def hold(
+        self,
+        payload: bytes | None,
+        key: bytes | None,
+        attributes: Mapping[str, str] | None,
+        event_time: int | None,
+        deliver_at: int | None,
+    ) -> None:
+        """Be the columns of this message, whose fields were checked."""
+        words = self._words
+        keys, pair_totals, event_times, due_times = self._addresses
+        self.payloads[0], self.keys[0] = payload, key
+        words[_KEYS] = 0 if key is None else keys
+        words[_PAIR_TOTALS] = 0
+        if attributes:
+            self.attribute_keys[:] = map(str.encode, attributes)
+            self.attribute_values[:] = map(str.encode, attributes.values())
+            self.pair_totals[1] = len(attributes)
+            words[_PAIR_TOTALS] = pair_totals
+        words[_EVENT_TIMES] = words[_DELIVER_AT] = 0
+        if event_time is not None:
+            self.event_times[0], words[_EVENT_TIMES] = event_time, event_times
+        if deliver_at is not None:
+            self.deliver_at[0], words[_DELIVER_AT] = deliver_at, due_times

@@ -355,15 +355,16 @@ class FrameView:
             rows = self.attributes(0, 1)
             return None if rows is None else rows[0]
         low, high = _BOUNDS.unpack_from(self.memory, self.offset + HEADER_BYTES + place)
-        keys: list[bytes | None] = [None] * (high - low)
+        keys: list[Any] = [None] * (high - low)
         values = keys.copy()
         for offsets_id, items in ((_ATTRIBUTE_KEYS, keys), (_ATTRIBUTE_VALUES, values)):
             if _unpack_items(body, offsets_id, low, high, id(items), 0, COUNTED_NONE):
                 return {}
-        return {
-            (key or b"").decode("utf-8", "replace"): (value or b"").decode("utf-8", "replace")
-            for key, value in zip(keys, values, strict=True)
-        }
+        try:
+            return dict(zip(map(bytes.decode, keys), map(bytes.decode, values), strict=True))
+        except UnicodeDecodeError:
+            rows = self.attributes(0, 1)
+            return None if rows is None else rows[0]
 
     def _strings(self, offsets_id: int, start: int, stop: int) -> list[str]:
         items = self._items(offsets_id, start, stop) or []

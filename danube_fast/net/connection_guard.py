@@ -250,7 +250,8 @@ class ConnectionGuard:
 
     def _forget(self, fd: int) -> None:
         connection = self._connections.pop(fd, None)
-        self._strangers.pop(fd, None)
+        if self._strangers.pop(fd, None) is not None:
+            self.failed.note_end()
         if connection is not None and self._senders.get(fd) == connection.identity:
             self._senders.pop(fd, None)
 
@@ -298,6 +299,7 @@ class ConnectionGuard:
             heard_ns = self._heard(identity) if identity else None
             if not stranger.look():
                 self._connections.pop(fd, None)
+                self.failed.note_end()
                 gone.append(fd)
             elif heard_ns is not None:
                 stranger.identity, stranger.is_session = identity, True

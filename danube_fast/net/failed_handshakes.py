@@ -1,7 +1,10 @@
 """Addresses whose handshakes fail too often: the kernel drops what would be new connections of them, for a second.
 
-    ZAP thread --note--> failures by address in this second --too many--> filter on the listening socket --> dropped SYN
+    ZAP thread: a key is refused   --note--> failures by address --too many--> filter on the listening socket --> dropped SYN
+    the kernel: ended before that  ---take-> in this second
 
+What ends before is told by the kernel only while it is worth it: when connections end that were no sessions, more than
+half as many in a second as one address may have.
 A connection that is up is none of the listening socket's any more, so the filter never meets it. A client behind the same
 address whose SYN was dropped sends it again by itself, after 1 s at first.
 """
@@ -17,8 +20,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 
 from danube_fast.clock import SECOND_NS
+from danube_fast.net.early_ends import COSTLY, EarlyEnds
 
-__all__ = ["FailedHandshakes", "sources_filter"]
+__all__ = ["FailedHandshakes"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,38 +31,10 @@ HELD_MAX = 250
 """Addresses that are held off at once. A filter may have 4,096 instructions, and five are for each."""
 _NOTED_MAX = 10_000
 _LOG_NS = 60 * SECOND_NS
+_LISTEN_NS = 10 * SECOND_NS
+"""For so long the kernel tells of ends, after the last second that had many."""
 _IPV6_NETWORK_BYTES = 8
 """Of an IPv6 address: who has one has all 2^64 of its network."""
-_NETWORK = 0xFFF00000
-"""Where the kernel's filters see the header of IP begin (SKF_NET_OFF)."""
-_LOAD_WORD, _LOAD_BYTE, _AND, _IF_EQUAL, _JUMP, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x05, 0x06
-_AT_VERSION, _AT_IPV4_SOURCE, _AT_IPV6_SOURCE = 0, 12, 8
-_WHOLE_PACKET = 0xFFFFFFFF
-
-Instruction = tuple[int, int, int, int]
-"""Code, jumps if true and if not, operand: struct sock_filter."""
-
-
-def sources_filter(sources: Collection[bytes]) -> list[Instruction]:
-    """Write the filter that drops packets from these sources: IPv4 addresses, and networks of IPv6."""
-    fours: list[Instruction] = []
-    sixes: list[Instruction] = []
-    for source in sources:
-        words = [int.from_bytes(source[at : at + 4], "big") for at in range(0, len(source), 4)]
-        if len(words) == 1:
-            fours += [(_IF_EQUAL, 0, 1, words[0]), (_RETURN, 0, 0, 0)]
-        else:
-            sixes += [
-                (_LOAD_WORD, 0, 0, _NETWORK + _AT_IPV6_SOURCE), (_IF_EQUAL, 0, 3, words[0]),
-                (_LOAD_WORD, 0, 0, _NETWORK + _AT_IPV6_SOURCE + 4), (_IF_EQUAL, 0, 1, words[1]),
-                (_RETURN, 0, 0, 0),
-            ]  # fmt: skip
-    accept = (_RETURN, 0, 0, _WHOLE_PACKET)
-    return [
-        (_LOAD_BYTE, 0, 0, _NETWORK + _AT_VERSION), (_AND, 0, 0, 0xF0), (_IF_EQUAL, 0, 1, 0x60),
-        (_JUMP, 0, 0, len(fours) + 2), (_LOAD_WORD, 0, 0, _NETWORK + _AT_IPV4_SOURCE),
-        *fours, accept, *sixes, accept,
-    ]  # fmt: skip
 
 
 def _source_of(address: str) -> bytes:
@@ -80,13 +56,19 @@ class FailedHandshakes:
         self.drop: Callable[[Collection[bytes]], None] | None = None
         """Has the kernel drop new connections from these sources, and from no others; None: there is no such socket.
         Raises OSError."""
+        self.ends: EarlyEnds | None = None
+        """Of the same socket; None: there is none."""
         self.fd = -1
         """Raised when there is something new; from `open` to `close`."""
         self._lock = threading.Lock()
         """Around the descriptor: no other file's is written to by a note that comes late."""
         self._noted: deque[str] = deque(maxlen=_NOTED_MAX)
         self._counts: Counter[bytes] = Counter()
+        """By source; one that failed is `COSTLY`."""
         self._counted_ns = 0
+        self._ended = 0
+        """Connections of any address, in this second."""
+        self._listens_until_ns = 0
         self._held: dict[bytes, int] = {}
         """By source: until when."""
         self._logged_ns = -_LOG_NS
@@ -96,7 +78,9 @@ class FailedHandshakes:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def close(self) -> None:
-        """Take no notes any more."""
+        """Take no notes any more; the guard's thread has ended."""
+        if self.ends is not None:
+            self.ends.close()
         with self._lock:
             fd, self.fd = self.fd, -1
             if fd >= 0:
@@ -111,6 +95,10 @@ class FailedHandshakes:
                 self._noted.append(address)
                 os.eventfd_write(self.fd, 1)
 
+    def note_end(self) -> None:
+        """Note that a connection has ended which was no session; for the guard's thread."""
+        self._ended += 1
+
     @property
     def next_ns(self) -> int | None:
         """When an address is let in again; None: none is held off."""
@@ -118,7 +106,11 @@ class FailedHandshakes:
 
     def do_work(self, now_ns: int) -> None:
         """Hold off the addresses with too many failures in this second, and let those in whose time is over."""
-        address = self._count(now_ns) if self._noted else ""
+        self._listen(now_ns)
+        if now_ns - self._counted_ns >= SECOND_NS:
+            self._counts.clear()
+            self._counted_ns, self._ended = now_ns, 0
+        address = self._count(now_ns)
         ended = [each for each, until_ns in self._held.items() if until_ns <= now_ns]
         for source in ended:
             del self._held[source]
@@ -141,24 +133,41 @@ class FailedHandshakes:
                 )
 
     def _count(self, now_ns: int) -> str:
-        """Count what was noted; an address that is held off from now on, or nothing."""
-        with self._lock:
-            noted = list(self._noted)
-            self._noted.clear()
-            os.eventfd_read(self.fd)
-        if now_ns - self._counted_ns >= SECOND_NS:
-            self._counts.clear()
-            self._counted_ns = now_ns
+        """Count what failed; an address that is held off from now on, or nothing."""
         found = ""
-        for address in noted:
+        for address, weight in self._take_notes() + (self.ends.take() if self.ends else []):
             source = _source_of(address)
-            self._counts[source] += 1
-            if source and self._counts[source] >= self._most and source not in self._held:
+            self._counts[source] += weight
+            if source and self._counts[source] >= self._most * COSTLY and source not in self._held:
                 self._counts[source] = 0
                 if len(self._held) < HELD_MAX:
                     self._held[source] = now_ns + HOLD_NS
                     found = address
         return found
+
+    def _take_notes(self) -> list[tuple[str, int]]:
+        if not self._noted:
+            return []
+        with self._lock:
+            noted = [(address, COSTLY) for address in self._noted]
+            self._noted.clear()
+            os.eventfd_read(self.fd)
+        return noted
+
+    def _listen(self, now_ns: int) -> None:
+        """Have the kernel tell of ends while there are many."""
+        if self.ends is None or not self._most:
+            return
+        if self._ended > self._most // 2:
+            self._ended, self._listens_until_ns = 0, now_ns + _LISTEN_NS
+            try:
+                self.ends.open()
+            except OSError as error:
+                self._log(
+                    now_ns, f"handshakes that fail before a key is known are not counted: {error}"
+                )
+        elif now_ns >= self._listens_until_ns:
+            self.ends.close()
 
     def _log(self, now_ns: int, text: str) -> None:
         if now_ns - self._logged_ns >= _LOG_NS:

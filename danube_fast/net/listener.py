@@ -5,22 +5,14 @@ Between two of them the kernel goes on to queue connections: no client is refuse
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import socket
-import struct
 from collections.abc import Collection
 
-from danube_fast.net.failed_handshakes import sources_filter
+from danube_fast.net.early_ends import EarlyEnds
+from danube_fast.net.socket_filter import attach, detach, sources_filter
 
 __all__ = ["Listener"]
-
-
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-_INSTRUCTION = struct.Struct("=HBBI")
-_PROGRAM = struct.Struct("@HP")
-"""struct sock_filter and struct sock_fprog of Linux."""
 
 
 class Listener:
@@ -52,17 +44,15 @@ class Listener:
     def drop(self, sources: Collection[bytes]) -> None:
         """Have the kernel drop packets of new connections from these sources, and from no others; connections that are
         up are not met. Raises OSError."""
-        if not sources:
-            try:
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            except OSError as error:
-                if error.errno != errno.ENOENT:
-                    raise
-            return
-        program = [_INSTRUCTION.pack(*each) for each in sources_filter(sources)]
-        room = ctypes.create_string_buffer(b"".join(program))
-        told = _PROGRAM.pack(len(program), ctypes.addressof(room))
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+        if sources:
+            attach(self._socket, sources_filter(sources))
+        else:
+            detach(self._socket)
+
+    def ends(self) -> EarlyEnds:
+        """Make what tells of connections to this port that have ended early; not open yet."""
+        host, port = self._socket.getsockname()[:2]
+        return EarlyEnds(host, port)
 
     def close(self) -> None:
         """Give the port up, once nothing accepts from it."""

@@ -114,7 +114,7 @@ class Port:
     has_room = True
     """ZeroMQ queues what it is given; windows and credit bound that."""
 
-    __slots__ = ("_handle", "_memory", "_view", "_words", "more", "row", "socket")
+    __slots__ = ("_handle", "_memory", "_view", "_words", "free_row", "more", "row", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
@@ -122,6 +122,8 @@ class Port:
         self._memory = bytearray(ROW_BYTES)
         self.row: int = address_of(self._memory)
         """Address of what `port_row.py` describes."""
+        self.free_row = self.row
+        """The same if kernels may send the next message there now; or 0."""
         self._view = memoryview(self._memory)[CONTENT:]
         self._words = memoryview(self._memory)[:HEAD].cast("q")
         for at, value in (

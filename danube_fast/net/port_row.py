@@ -67,7 +67,8 @@ SMALL_BYTES_MAX = 32 * 1024
 """A body of so many bytes is copied in less time than it takes to make a Frame of it."""
 READABLE = 1
 """Of `send_pair`: sent, and something can be read."""
-_POLLIN = int(zmq.POLLIN)
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_POLL_BOTH = _POLLIN | _POLLOUT
 _SEND_LAST = int(zmq.NOBLOCK)
 _SEND_MORE = _SEND_LAST | int(zmq.SNDMORE)
 
@@ -140,7 +141,8 @@ def find_events(row: int) -> int:
 @kernel("int64(int64,int64,int64,int64)")
 def send_pair(row: int, head_bytes: int, body: int, body_bytes: int) -> int:
     """Send the command in OUT and a copy of its body: 0, READABLE if a look is due, as sending may have swallowed the
-    descriptor's edge; less than 0 if neither was sent, for libzmq drops a message that has no second part."""
+    descriptor's edge, of a message or of the end of a connection that is not made anew; less than 0 if neither was sent,
+    for libzmq drops a message that has no second part."""
     table, socket = load_i64(row + TABLE), load_i64(row + SOCKET)
     sent = send_copy(table, socket, row + OUT, head_bytes, _SEND_MORE)
     if sent >= 0:
@@ -148,4 +150,4 @@ def send_pair(row: int, head_bytes: int, body: int, body_bytes: int) -> int:
     if sent < 0:
         return sent
     events = find_events(row)
-    return 0 if events >= 0 and events & _POLLIN == 0 else READABLE
+    return 0 if events >= 0 and events & _POLL_BOTH == _POLLOUT else READABLE

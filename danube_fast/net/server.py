@@ -167,7 +167,10 @@ class Server:
             return self._last_endpoint()
         self._listener = Listener(host, port, BACKLOG)
         if self.guard is not None:
-            self.guard.failed.drop = self._listener.drop
+            self.guard.failed.drop, self.guard.failed.ends = (
+                self._listener.drop,
+                self._listener.ends(),
+            )
         return self._bind_curve(self._listener, self._listener.duplicate())
 
     def _bind_curve(self, listener: Listener, duplicate: int) -> str:

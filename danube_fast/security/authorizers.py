@@ -4,79 +4,253 @@ An entry point of the group `danube_fast.authorizers` gives a callable; it takes
 `authorizer` (`NAME` or `NAME:TEXT`) and returns an `Authorizer`. Roles and bindings are asked first: another package can
 only take rights away, so that a fault of its rules gives none. One that cannot answer denies.
 
-    roles and bindings --permit--> authorizer of another package --permits--> handle
+    roles and bindings --permit--> answer of some seconds ago? --yes--> permitted, or denied
+                                     '--no--> Undecided; a thread asks the authorizer --> the loop: what waits begins again
 
-It is asked in the loops of the coordinator and of the workers, when handles open and when rights have changed, never for a
-message: it answers from memory. If its rules change while the broker runs, its attribute `version`, a number, changes: then
-all that is open is looked at again.
+It is asked in threads of the coordinator and of the workers, when handles open and when rights have changed, never for a
+message. If its rules change while the broker runs, its attribute `version`, a number, changes: then all that is open is
+looked at again. That is read in a thread, too.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from inspect import getattr_static
+from itertools import takewhile
+from typing import NamedTuple
 
-from danube_fast.clock import MILLISECOND_NS, Clock
-from danube_fast.errors import FailedPrecondition, PermissionDenied
+from danube_fast.clock import SECOND_NS, Clock
+from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.security.entry_points import EntryPointGroup, FaultLog
+from danube_fast.security.question_threads import ANSWER_SECONDS, Outcome, QuestionThreads
+from danube_fast.undecided import Undecided
 
-__all__ = ["GuardedAuthorizer", "check_authorizer", "load_authorizer"]
+__all__ = ["AskedAuthorizer", "check_authorizer", "load_authorizer"]
 
 _log = logging.getLogger(__name__)
 
 _GROUP = EntryPointGroup(
     "danube_fast.authorizers", "authorizer", "authorize", "principal, permission, resource"
 )
-SLOW_NS = 50 * MILLISECOND_NS
-"""An answer that takes longer holds up all clients of a process, and is logged."""
+THREADS_MAX = 32
+THREADS_OF_ONE_MAX = 8
+"""Threads that ask about one principal, so that questions that hang hold up no other."""
+QUESTIONS_MAX = 4096
+QUESTIONS_OF_ONE_MAX = 1024
+"""Of one principal, those that wait for a thread too."""
+ANSWERS_MAX = 16_384
+ANSWER_NS = 5 * SECOND_NS
+"""How long an answer counts: a command needs several, and passes over what is open follow each other."""
+FAULT_NS = SECOND_NS
+"""How long no answer counts as one."""
+VERSION_NS = SECOND_NS
+"""How often the version of its rules is read."""
 
 
-class GuardedAuthorizer:
-    """Ask the authorizer of another package; its faults deny."""
+class _Key(NamedTuple):
+    principal: str
+    permission: Permission
+    resource: str
+
+
+class _Answer(NamedTuple):
+    error: DanubeError | None
+    until_ns: int
+
+
+class _Question:
+    """A question that is under way."""
+
+    __slots__ = ("answer", "deadline_ns", "waiting")
+
+    def __init__(self, deadline_ns: int) -> None:
+        self.deadline_ns = deadline_ns
+        self.answer: Future[Outcome] | None = None
+        self.waiting: list[Callable[[], None]] | None = []
+        """What begins again when there is an answer; None: there was one."""
+
+
+class AskedAuthorizer:
+    """Ask the authorizer of another package, and remember its answers for a moment; its faults deny. Any thread may ask;
+    the loop of the process does the rest."""
 
     def __init__(self, name: str, inner: Authorizer, clock: Clock) -> None:
         self._name, self._inner, self._clock = name, inner, clock
         self._faults = FaultLog(_log, clock)
+        self._threads = QuestionThreads("authorizer", THREADS_MAX, THREADS_OF_ONE_MAX)
+        self._lock = threading.RLock()
+        """Over the tables."""
+        self._answers: dict[_Key, _Answer] = {}
+        self._questions: dict[_Key, _Question] = {}
+        """In the order of their deadlines."""
+        self._of_one: Counter[str] = Counter()
+        self.in_loop: Callable[[Callable[[], None]], None] = lambda work: work()
+        """Lets the loop do something soon."""
+        self.version = 0
+        """Number of its rules, as it was read last; 0 if it has none, or tells none."""
+        self._has_version = getattr_static(inner, "version", None) is not None
+        self._version: Future[Outcome] | None = None
+        self._version_ns = 0
 
-    @property
-    def version(self) -> int:
-        """Number of its rules; 0 if it has none, or tells none."""
-        try:
-            return int(getattr(self._inner, "version", 0))
-        except Exception:  # whatever a foreign package raises
-            return 0
+    def authorize(
+        self, principal: str, permission: Permission, resource: str, *, is_first: bool = False
+    ) -> None:
+        """Return if it permits that. Raises PermissionDenied, Unavailable; Undecided while it is asked. `is_first`: before
+        what others want to know of the principal, however much that is."""
+        key = _Key(str(principal), permission, resource)
+        with self._lock:
+            known = self._answers.get(key)
+            if known is not None and self._clock.monotonic_ns() < known.until_ns:
+                if known.error is not None:
+                    raise type(known.error)(*known.error.args)
+                return
+            question = self._questions.get(key)
+            if question is None:
+                question = self._ask(key, is_first)
+        raise Undecided(
+            f"the authorizer {self._name} is being asked whether {principal} may {permission} {resource}; try again",
+            partial(self._wait, question),
+        )
 
-    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
-        """Return if it permits that. Raises PermissionDenied."""
-        began_ns = self._clock.monotonic_ns()
-        try:
-            self._inner.authorize(principal, permission, resource)
-        except PermissionDenied:
-            raise
-        except Exception as error:  # whatever a foreign package raises
-            self._faults.warn(
-                "the authorizer %s cannot decide, which denies: %r", self._name, error
+    def do_work(self, now_ns: int) -> None:
+        """Give up questions whose time is over, and read the version when it is time."""
+        with self._lock:
+            old = takewhile(lambda each: each[1].deadline_ns <= now_ns, self._questions.items())
+            late = list(old)
+        for key, question in late:
+            running = self._threads.running
+            self._fail(
+                key, question, Unavailable,
+                f"has not answered within {ANSWER_SECONDS:g} s", f"{running} of {THREADS_MAX} threads are at it",
+            )  # fmt: skip
+        if self._has_version and now_ns - self._version_ns >= VERSION_NS:
+            self._version_ns = now_ns
+            self._read_version()
+
+    # ---------------------------------------------------------------- questions
+
+    def _ask(self, key: _Key, is_first: bool) -> _Question:
+        if not is_first and (
+            len(self._questions) >= QUESTIONS_MAX
+            or self._of_one[key.principal] >= QUESTIONS_OF_ONE_MAX
+        ):
+            raise Unavailable(
+                f"too many questions wait for the authorizer {self._name} just now; try again in a moment"
             )
-            raise PermissionDenied(
-                f"the authorizer {self._name} could not decide whether {principal} may {permission} {resource}; see the "
-                "broker's log"
-            ) from None
-        finally:
-            took_ns = self._clock.monotonic_ns() - began_ns
-            if took_ns > SLOW_NS:
-                took_ms = took_ns // MILLISECOND_NS
-                self._faults.warn(
-                    "the authorizer %s has taken %d ms to answer; all clients wait for it: it has to answer from memory",
-                    self._name, took_ms,
-                )  # fmt: skip
+        now_ns = self._clock.monotonic_ns()
+        question = _Question(now_ns + int(ANSWER_SECONDS * SECOND_NS))
+        self._questions[key] = question
+        self._of_one[key.principal] += 1
+        self._send(key, question, is_first)
+        return question
 
-    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
-        """Whether it permits that."""
+    def _send(self, key: _Key, question: _Question, is_first: bool) -> None:
         try:
-            self.authorize(principal, permission, resource)
-        except PermissionDenied:
-            return False
-        return True
+            answer = self._threads.ask(
+                lambda: self._inner.authorize(*key), key.principal, is_first=is_first
+            )
+        except RuntimeError as fault:  # no thread can be made
+            text = f"cannot be asked: {fault}"
+            self.in_loop(lambda: self._fail(key, question, Unavailable, text))
+            return
+        question.answer = answer
+        answer.add_done_callback(
+            lambda answer: self.in_loop(lambda: self._answered(key, question, answer))
+        )
+
+    def _wait(self, question: _Question, step: Callable[[], None]) -> None:
+        with self._lock:
+            if question.waiting is not None:
+                question.waiting.append(step)
+                return
+        self.in_loop(step)
+
+    def _answered(self, key: _Key, question: _Question, answer: Future[Outcome]) -> None:
+        if question.answer is not answer or answer.cancelled():
+            return  # it was asked again since, by other rules
+        error = answer.result().error
+        if error is None:
+            self._end(key, question, None, ANSWER_NS)
+        elif isinstance(error, PermissionDenied):
+            self._end(key, question, PermissionDenied(_shown(error, str)), ANSWER_NS)
+        else:
+            # a fault of a network or a file may be over soon; Unavailable is one of these
+            kind = Unavailable if isinstance(error, OSError) else PermissionDenied
+            self._fail(key, question, kind, "cannot decide", _shown(error, repr))
+
+    def _fail(
+        self, key: _Key, question: _Question, kind: type[DanubeError], what: str, why: str = ""
+    ) -> None:
+        """End a question without an answer."""
+        self._faults.warn(
+            "the authorizer %s %s, which denies%s", self._name, what, why and f": {why}"
+        )
+        if question.answer is not None:
+            question.answer.cancel()
+        may = f"{key.principal} may {key.permission} {key.resource}"
+        advice = "try again, or see" if kind is Unavailable else "see"
+        text = f"the authorizer {self._name} could not decide whether {may}: it {what}; {advice} the broker's log"
+        self._end(key, question, kind(text), FAULT_NS)
+
+    def _end(self, key: _Key, question: _Question, error: DanubeError | None, ns: int) -> None:
+        """Keep an answer for a while, and begin again what waits for it."""
+        with self._lock:
+            waiting, question.waiting = question.waiting, None
+            if waiting is None:
+                return
+            del self._questions[key]
+            self._of_one[key.principal] -= 1
+            if not self._of_one[key.principal]:
+                del self._of_one[key.principal]
+            self._answers.pop(key, None)
+            self._answers[key] = _Answer(error, self._clock.monotonic_ns() + ns)
+            if len(self._answers) > ANSWERS_MAX:
+                del self._answers[next(iter(self._answers))]
+        for step in waiting:
+            try:
+                step()
+            except Exception:  # the others go on
+                _log.exception("what has waited for the authorizer %s failed", self._name)
+
+    # ---------------------------------------------------------------- version
+
+    def _read_version(self) -> None:
+        if self._version is not None:
+            self._faults.warn("the authorizer %s does not tell its version", self._name)
+            return
+        try:
+            self._version = self._threads.ask(lambda: int(getattr(self._inner, "version", 0)))
+        except RuntimeError:  # no thread can be made
+            return
+        self._version.add_done_callback(
+            lambda answer: self.in_loop(lambda: self._take_version(answer.result()))
+        )
+
+    def _take_version(self, outcome: Outcome) -> None:
+        """Forget what older rules have answered, and ask again what is under way."""
+        self._version = None
+        if outcome.error is not None:
+            self._faults.warn(
+                "the version of the authorizer %s cannot be read: %s",
+                self._name, _shown(outcome.error, repr),
+            )  # fmt: skip
+            return
+        if outcome.found == self.version:
+            return
+        self.version = outcome.found
+        with self._lock:
+            self._answers.clear()
+            for key, question in list(self._questions.items()):
+                before, question.answer = question.answer, None
+                if before is not None:
+                    before.cancel()
+                self._send(key, question, is_first=False)
 
 
 def check_authorizer(text: str, auth: str) -> None:
@@ -89,8 +263,16 @@ def check_authorizer(text: str, auth: str) -> None:
     _GROUP.check(text)
 
 
-def load_authorizer(text: str, clock: Clock) -> GuardedAuthorizer | None:
+def load_authorizer(text: str, clock: Clock) -> AskedAuthorizer | None:
     """Load the authorizer that the setting names; None if it names none. Raises InvalidArgument if it cannot be loaded."""
     if not text:
         return None
-    return GuardedAuthorizer(text.partition(":")[0], _GROUP.load(text), clock)
+    return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text), clock)
+
+
+def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:
+    """Show an exception of a foreign package, which may fail at that, too."""
+    try:
+        return how(error)
+    except Exception:
+        return type(error).__name__

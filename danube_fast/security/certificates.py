@@ -23,6 +23,7 @@ __all__ = [
     "NewCertificate",
     "canonical_subject",
     "certificate_dates",
+    "check_package",
     "crl_dates",
     "crl_issuer_name",
     "fingerprint_of",
@@ -177,7 +178,7 @@ def canonical_subject(text: str) -> str:
     The form is that of RFC 4514: the most specific part first, parts of one level in alphabetical order, no character
     escaped without need.
     """
-    _check_package()
+    check_package()
     from cryptography import x509
 
     if not text:
@@ -202,14 +203,14 @@ def _subject_text(name: Any) -> str:
     return ",".join(levels)
 
 
-def _check_package() -> None:
+def check_package() -> None:
     """Raise FailedPrecondition where the package cryptography is missing: it is an extra."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
         raise FailedPrecondition(
-            "certificates are made, and their subjects read, by the package cryptography, which is not installed; run: "
-            "pip install 'danube-fast[security]'"
+            "certificates are made, their subjects read, and lists of revoked ones checked by the package cryptography, "
+            "which is not installed; run: pip install 'danube-fast[security]'"
         ) from error
 
 
@@ -259,7 +260,7 @@ def new_certificate(
 
 def _certificate_and_key(names: Sequence[str], days: int, now_ns: int) -> tuple[bytes, bytes]:
     """Make them in PEM. Raises FailedPrecondition, InvalidArgument."""
-    _check_package()
+    check_package()
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -4,7 +4,9 @@ takes a text."""
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import InvalidArgument
@@ -16,6 +18,10 @@ __all__ = ["EntryPointGroup", "FaultLog"]
 
 LOG_NS = 10 * SECOND_NS
 """Faults of a component are logged once in this time."""
+SAID_CHARACTERS_MAX = 300
+"""Of an error of another package."""
+_WORD = re.compile(r"[^\s:/@?&=,;]{3,}")
+"""A part of the text of a setting that may be a password."""
 
 
 class EntryPointGroup(NamedTuple):
@@ -39,13 +45,10 @@ class EntryPointGroup(NamedTuple):
         entry = self._find(name)
         try:
             found: Any = entry.load()(argument)
-        except Exception as error:  # whatever a foreign package raises
-            said = repr(error)
-            if argument:  # which may hold a password
-                said = said.replace(argument, "...")
+        except BaseException as error:  # a foreign package may raise SystemExit
             raise InvalidArgument(
-                f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: {said}; repair "
-                f"it, or leave the setting {self.setting} empty"
+                f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: "
+                f"{_said(error, argument)}; repair it, or leave the setting {self.setting} empty"
             ) from None
         if not callable(getattr(found, self.method, None)):
             raise InvalidArgument(
@@ -65,6 +68,21 @@ class EntryPointGroup(NamedTuple):
                 f"no installed package has an {self.setting} {name!r}; there are: {known}"
             )
         return next(iter(found))
+
+
+def _said(error: BaseException, argument: str) -> str:
+    """Return an error as one line, without the words of a text that may hold a password."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # whatever a foreign package raises
+        text = ""
+    words = {argument.strip(), *_WORD.findall(argument)} - {""}
+    # as they are, and as URLs and messages write them
+    forms = {form for word in words for form in (word, repr(word)[1:-1], unquote(word))}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "...")
+    name = type(error).__name__
+    return f"{name}: {text}"[:SAID_CHARACTERS_MAX] if text else name
 
 
 class FaultLog:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -70,6 +71,11 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def audiences(self) -> list[str]:
         """Values of the claim `aud` that are taken."""
         return [self.audience] if isinstance(self.audience, str) else self.audience
+
+    @property
+    def digest(self) -> str:
+        """Tells this entry from others: it differs when any field does."""
+        return sha256(msgspec.json.encode(self)).hexdigest()
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -59,6 +59,10 @@ class LiveFiles(Generic[T]):
         self._taken, self.fault = self._seen, ""
         return True
 
+    def doubt(self) -> None:
+        """Load the files at the next look, changed or not: what `load` compares them with has changed."""
+        self._taken = []
+
     def _signature(self) -> list[tuple[int, ...]]:
         """Describe the files so that a change shows."""
         found: list[tuple[int, ...]] = []

@@ -15,13 +15,14 @@ asks; each process has a copy of its own.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from danube_fast.clock import SECOND_NS
 from danube_fast.errors import PermissionDenied
 from danube_fast.security.authentication import Identity
+from danube_fast.security.changed_rights import ChangedRights
+from danube_fast.security.ordered_keys import OrderedKeys
 from danube_fast.security.records import (
     API_KEY_SOURCE,
     BUILTIN_ROLES,
@@ -53,8 +54,6 @@ __all__ = ["Policy", "PolicyAuthorizer"]
 
 ENDED_NS = 5 * SECOND_NS
 """How long a sign-on is known that has ended."""
-FEW = 100
-"""Keys that are taken out of the order one by one."""
 _BITS: dict[str, int] = {permission: 1 << i for i, permission in enumerate(Permission)}
 _LOOKUP = _BITS[Permission.LOOKUP]
 _CONSUME = _BITS[Permission.CONSUME]
@@ -191,14 +190,12 @@ class Policy:
         self.version = 0
         """Version of the records. Set by the caller that feeds them; never changed here."""
         self._records: dict[str, Record] = {}
-        self._keys: list[str] = []
-        """Keys in order."""
+        self._keys = OrderedKeys()
         self._subjects: dict[str, tuple[str, ...]] = {}
         """Subjects of bindings that each enabled principal goes by."""
         self._credentials: dict[str, Credential] = {}
         self.sign_ons = SignOns(self._records, self._subjects)
-        self.changes = 0
-        """Counts changes by which rights may have come or gone; a new sign-on is none."""
+        self.changes = ChangedRights()
         self._masks: dict[str, int] = {}
         self._grants: dict[str, _Grants] = {}
         self._add_builtin_roles()
@@ -215,10 +212,7 @@ class Policy:
             self._unbind(old)
         self._records[key] = record
         if old is None:
-            if not self._keys or key > self._keys[-1]:
-                self._keys.append(key)
-            else:
-                insort(self._keys, key)
+            self._keys.add(key)
         match record:
             case Binding():
                 grants = self._grants.get(record.subject)
@@ -241,25 +235,19 @@ class Policy:
                     self.remove(self.sign_ons.first_to_end())
             case Revocation():
                 self._remove_all(self.sign_ons.revoke(record))
-        if not isinstance(record, SignOn) or (
-            isinstance(old, SignOn) and old.groups != record.groups
-        ):
-            self.changes += 1
+        self.changes.put(old, record)
 
     def remove(self, key: str) -> bool:
         """Remove the record of that key, and sign-ons that were made by it; whether there was one. Raises InvalidArgument
         for built-in roles."""
         check_key(key)
-        if not self._take_out(key):
-            return False
-        del self._keys[bisect_left(self._keys, key)]
-        return True
+        return self._take_out(key)
 
     def _take_out(self, key: str) -> bool:
-        """Remove a record, but for its place in the order; whether there was one."""
         record = self._records.pop(key, None)
         if record is None:
             return False
+        self._keys.remove(key)
         match record:
             case Binding():
                 self._unbind(record)
@@ -274,16 +262,12 @@ class Policy:
                 self._remove_all(self.sign_ons.held_by(f"{API_KEY_SOURCE}{record.id}"))
             case SignOn():
                 self.sign_ons.discard(record)
-        self.changes += not isinstance(record, SignOn | Revocation)  # with one its session ends
+        self.changes.removed(record)
         return True
 
     def _remove_all(self, keys: Iterable[str]) -> None:
-        gone = {key for key in keys if self._take_out(key)}
-        if len(gone) > FEW:  # one by one that would take the square of their number
-            self._keys = [key for key in self._keys if key not in gone]
-            return
-        for key in gone:
-            del self._keys[bisect_left(self._keys, key)]
+        for key in keys:
+            self._take_out(key)
 
     def purge(self, now_ns: int) -> None:
         """Remove the sign-ons that have ended `ENDED_NS` before that wall time: until then their sessions are sent away,
@@ -293,11 +277,12 @@ class Policy:
     def clear(self) -> None:
         """Remove all records."""
         self._records.clear()
-        self._keys.clear()
+        self._keys = OrderedKeys()
         self._subjects.clear()
         self._credentials.clear()
         self._grants.clear()
         self._masks.clear()
+        self.changes.all()
         self.sign_ons = SignOns(self._records, self._subjects)
         self._add_builtin_roles()
 
@@ -307,8 +292,7 @@ class Policy:
 
     def page(self, after: str, limit: int) -> list[Record]:
         """Return at most `limit` records behind the key `after`, in the order of keys; "" starts."""
-        start = bisect_right(self._keys, after)
-        return [self._records[key] for key in self._keys[start : start + max(limit, 0)]]
+        return [self._records[key] for key in self._keys.behind(after, max(limit, 0))]
 
     def principal_of(self, credential: str, now_ns: int) -> str | None:
         """Return the principal that a credential proves at that wall time, None if it proves none."""
@@ -319,6 +303,13 @@ class Policy:
             return None
         return record.principal if record.principal in self._subjects else None
 
+    def subjects_of(self, principal: str) -> tuple[str, ...] | None:
+        """Return the subjects of bindings that a principal goes by; None: it may do nothing."""
+        subjects = self._subjects.get(principal)
+        if isinstance(principal, Identity):
+            return self.sign_ons.subjects_of(principal, subjects)
+        return subjects
+
     def permits(
         self, principal: str, permission: Permission, resource: str, groups: Sequence[str] = ()
     ) -> bool:
@@ -328,9 +319,7 @@ class Policy:
         Resources are "cluster", "namespace:NAME", "/namespace/topic", "/namespace/topic#subscription",
         "subject:NAME"; only cluster scope covers any other text.
         """
-        subjects = self._subjects.get(principal)
-        if isinstance(principal, Identity):
-            subjects = self.sign_ons.subjects_of(principal, subjects)
+        subjects = self.subjects_of(principal)
         if subjects is None:
             return False
         if groups:

@@ -84,22 +84,28 @@ def read_private(path: Path, kind: PrivateFile) -> bytes:
     Raises FailedPrecondition, InvalidArgument, which never quote the file.
     """
     try:
-        # without O_NONBLOCK the open of a FIFO waits for its writer
-        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        content = _read(path, kind)
     except FileNotFoundError:
         raise FailedPrecondition(f"there is no {kind.noun} {path}; {kind.remedy}") from None
     except OSError as error:
         raise FailedPrecondition(
             f"cannot read the {kind.noun} {path}: {error}; its owner must run this"
         ) from error
-    try:
-        _check_owner(path, kind, os.fstat(fd))
-        content = os.read(fd, kind.bytes_max + 1)
-    finally:
-        os.close(fd)
     if not content or len(content) > kind.bytes_max:
         raise InvalidArgument(f"{path} is no {kind.noun} of danube-fast; {kind.remedy}")
     return content
+
+
+def _read(path: Path, kind: PrivateFile) -> bytes:
+    """Read it, and one byte more than it may have. Raises OSError, FailedPrecondition, InvalidArgument."""
+    # without O_NONBLOCK the open of a FIFO waits for its writer
+    fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _check_owner(path, kind, os.fstat(fd))
+        with open(fd, "rb", closefd=False) as file:  # a file system may give less than is asked for
+            return file.read(kind.bytes_max + 1)
+    finally:
+        os.close(fd)
 
 
 def _check_owner(path: Path, kind: PrivateFile, found: os.stat_result) -> None:

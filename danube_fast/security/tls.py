@@ -1,7 +1,9 @@
 """TLS of the HTTP ports: the server's certificate, read again when its files change, and what a client trusts.
 
-    certificate, key, client CAs, CRLs --read, checked--> context of new connections
-      files change -------------> a new context, if they are sound; else the old one stays, and `fault` says why
+    certificate and key ---read, checked--> the pair   --,
+    client CAs ------------read, checked--> the CAs    --+--> context of new connections
+    CRLs --read, checked against the CAs--> the lists  --'
+      files change ------> a new context, of what is sound; for what is not the old stays, and `fault` says why
 
 A connection keeps the context that it began with; `trusts` says whether one that has shown a certificate may go on.
 Sessions are never resumed: each handshake proves both sides anew.
@@ -9,20 +11,19 @@ Sessions are never resumed: each handshake proves both sides anew.
 
 from __future__ import annotations
 
-import binascii
-import contextlib
 import logging
 import os
 import re
 import ssl
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from danube_fast.clock import SECOND_NS, Clock, SystemClock
 from danube_fast.config import Settings
+from danube_fast.descriptors import from_reserve
 from danube_fast.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -33,18 +34,22 @@ from danube_fast.security.certificates import (
     PIN_PREFIX,
     certificate_dates,
     crl_dates,
-    crl_issuer_name,
     fingerprint_of,
     new_certificate,
-    subject_name,
 )
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.private_files import PrivateFile, read_private
+from danube_fast.security.revocations import (
+    CRL_FILE,
+    RevokedLists,
+    certificates_in,
+    crls_in,
+    read_lists,
+)
 
 __all__ = [
     "PIN_PREFIX",
     "ServerTls",
-    "cas_without_list",
     "check_fingerprint",
     "client_context",
     "dates_in",
@@ -75,13 +80,6 @@ _CLIENT_CA = PrivateFile(
     mode_remedy="chmod o-w",
     bytes_max=_CERTIFICATES_BYTES_MAX,
 )
-_CRL = PrivateFile(
-    noun="file of revoked client certificates",
-    remedy="give a PEM file with the CRL of each CA of clients (`openssl crl -inform DER` makes PEM of DER)",
-    others=stat.S_IWOTH,
-    mode_remedy="chmod o-w",
-    bytes_max=32 << 20,
-)
 _KEY = PrivateFile(
     noun="TLS key file",
     remedy="give a PEM file with the private key of the certificate; `danube-fast security new-certificate` makes both",
@@ -90,9 +88,6 @@ _KEY = PrivateFile(
     bytes_max=64 << 10,
     lost_remedy="get a new pair",
 )
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_PEM_CRL_BEGIN = b"-----BEGIN X509 CRL-----"
-_PEM_CRL = re.compile(_PEM_CRL_BEGIN + rb"(.+?)-----END X509 CRL-----", re.DOTALL)
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -100,14 +95,13 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """Made of the files once."""
+class _Pair:
+    """A certificate, with those between it and its CA, and its key, in PEM."""
 
-    context: _Context
+    chain: bytes
+    key: bytes = field(repr=False)
     fingerprint: str
     expires_ns: int
-    crls: dict[str, int]
-    """Fingerprint of each list of revoked certificates -> when it ends, wall clock; 0: never."""
 
 
 class _Context(ssl.SSLContext):
@@ -137,6 +131,7 @@ class ServerTls:
     """Certificate, key, client CAs and CRLs of a server, live. `refresh` is called by one thread at a time; any may use the
     rest.
 
+    A file that cannot be used holds up no other: a damaged certificate no revocation, a damaged CRL no certificate.
     Raises FailedPrecondition, InvalidArgument for files that cannot be used.
     """
 
@@ -145,18 +140,25 @@ class ServerTls:
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """`client_ca`: whose certificates clients may show; None: they are not asked for one. `client_crl`: which of
-        these are revoked; None: none are."""
-        self._certificate, self._key = certificate, key
-        self._client_ca, self._client_crl = client_ca, client_crl
+        these, and which CAs between, are revoked; None: none are."""
         self._clock = clock or SystemClock()
-        self._has_warned = False
-        self._crls: dict[str, int] | None = None
-        paths = [path for path in (certificate, key, client_ca, client_crl) if path is not None]
-        self._files = LiveFiles("the set of TLS files", paths, self._load_checked)
+        self._client_crl, self._has_warned = client_crl, False
+        self._pair = LiveFiles(
+            "the TLS pair", [certificate, key], lambda: _read_pair(certificate, key)
+        )
+        self._cas: LiveFiles[bytes] | None = None
+        self._lists: LiveFiles[RevokedLists] | None = None
+        if client_ca is not None:
+            ca = client_ca
+            self._cas = LiveFiles(f"the {_CLIENT_CA.noun}", [ca], lambda: _read_cas(ca))
+        if client_crl is not None:
+            crl = client_crl
+            self._lists = LiveFiles(f"the {CRL_FILE.noun}", [crl], lambda: self._read_lists(crl))
         self._live = _LiveContext(ssl.PROTOCOL_TLS_SERVER)
+        self._live.newest = _Context(ssl.PROTOCOL_TLS_SERVER)
         self.reloads = 0
         """How often changed files were taken."""
-        self._take(self._files.loaded)
+        self._take()
 
     @classmethod
     def of(cls, settings: Settings) -> ServerTls:
@@ -173,12 +175,14 @@ class ServerTls:
     @property
     def fault(self) -> str:
         """Why the newest files are not in use; empty: they are."""
-        return self._files.fault
+        files = (self._pair, self._cas, self._lists)
+        return "; ".join(each.fault for each in files if each is not None and each.fault)
 
     @property
     def crl_expires_ns(self) -> int:
         """When the first list of revoked client certificates ends, wall clock; 0: never, or there is none."""
-        return min((at_ns for at_ns in (self._crls or {}).values() if at_ns), default=0)
+        dates = self._lists.loaded.dates if self._lists is not None else {}
+        return min((end_ns for _, end_ns in dates.values() if end_ns), default=0)
 
     def trusts(self, connection: ssl.SSLObject | ssl.SSLSocket) -> bool:
         """Whether what made the certificate of a connection's peer good is in use, or was a moment ago: a client that has
@@ -190,38 +194,74 @@ class ServerTls:
         return context.trust == self._live.newest.trust or age_ns < TRUST_NS
 
     def refresh(self, now_ns: int) -> bool:
-        """Read the files again if they have changed, and say whether they are in use from now on.
+        """Read the files again if they have changed, and say whether new ones are in use from now on.
 
         `now_ns`: monotonic. What cannot be used is logged once for each change, tried again, and the old stays.
         """
         self._warn_of_expiry()
-        if not self._files.refresh(now_ns):
+        self._pair.refresh(now_ns)
+        if self._cas is not None and self._cas.refresh(now_ns) and self._lists is not None:
+            self._lists.doubt()  # they may be of CAs that are gone
+        if self._lists is not None:
+            self._lists.refresh(now_ns)
+        if self._content() == self._taken:
             return False
-        self._live.newest.replaced_ns = self._clock.monotonic_ns()
-        self._take(self._files.loaded)
+        self._take()
         self.reloads += 1
         _log.info("new TLS files are in use, with the certificate %s", self.fingerprint)
         return True
 
-    def _take(self, loaded: _Loaded) -> None:
-        self._live.newest = loaded.context
-        self.fingerprint = loaded.fingerprint
+    def _content(self) -> tuple[_Pair, bytes | None, bytes | None]:
+        """Collect what is good of the files."""
+        return (
+            self._pair.loaded,
+            self._cas.loaded if self._cas is not None else None,
+            self._lists.loaded.pem if self._lists is not None else None,
+        )
+
+    def _take(self) -> None:
+        content = self._content()
+        pair, context = content[0], _context_of(*content)
+        self._live.newest.replaced_ns = self._clock.monotonic_ns()
+        self._live.newest = context
+        self._taken = content
+        """What the newest context is made of."""
+        self.fingerprint = pair.fingerprint
         """Of the certificate in use: `sha256:` and 64 digits."""
-        self.expires_ns = loaded.expires_ns
+        self.expires_ns = pair.expires_ns
         """When the certificate in use ends; wall clock."""
-        self._crls, self._has_warned = loaded.crls, False
+        self._has_warned = False
 
     def _has_expired(self, at_ns: int) -> bool:
         return 0 < at_ns <= self._clock.wall_ns()
 
-    def _check_crls(self, loaded: _Loaded) -> None:
-        """Raise FailedPrecondition for a new list of revoked certificates that has expired: it would refuse all clients."""
-        if self._crls is None:  # the first start takes what there is
-            return
-        new = loaded.crls.keys() - self._crls.keys()
-        if any(self._has_expired(loaded.crls[each]) for each in new):
+    def _read_lists(self, path: Path) -> RevokedLists:
+        """Read the lists of revoked certificates. A new one must be good now: else it would refuse all clients of its CA.
+
+        Raises FailedPrecondition, InvalidArgument.
+        """
+        lists = read_lists(path, self._cas.loaded if self._cas is not None else b"")
+        if self._lists is not None:  # the first start takes what there is
+            self._check_new(lists, self._lists.loaded, path)
+        try:
+            _add_lists(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), lists.pem)
+        except OSError as error:
+            raise InvalidArgument(
+                f"{path} is no {CRL_FILE.noun} ({_reason(error)}); {CRL_FILE.remedy}"
+            ) from None
+        return lists
+
+    def _check_new(self, lists: RevokedLists, old: RevokedLists, path: Path) -> None:
+        """Raise FailedPrecondition if one that was not there is not good now: it would refuse all clients of its CA."""
+        new = [lists.dates[each] for each in lists.dates.keys() - old.dates.keys()]
+        if any(self._has_expired(end_ns) for _, end_ns in new):
             raise FailedPrecondition(
-                f"a new list of revoked certificates in {self._client_crl} has expired already; give the newest of its CA"
+                f"a new list of revoked certificates in {path} has expired already; give the newest of its CA"
+            )
+        if any(begin_ns > self._clock.wall_ns() for begin_ns, _ in new):
+            raise FailedPrecondition(
+                f"a new list of revoked certificates in {path} is not good yet; it is taken when it is: compare the "
+                "clock of this host with that of the CA"
             )
 
     def _warn_of_expiry(self) -> None:
@@ -233,68 +273,48 @@ class ServerTls:
                 "give the newest of that CA", self._client_crl,
             )  # fmt: skip
 
-    def _load_checked(self) -> _Loaded:
-        """Load the files, of which a new list of revoked certificates may not have expired. Raises as `_load`."""
-        loaded = self._load()
-        self._check_crls(loaded)
-        return loaded
 
-    def _load(self) -> _Loaded:
-        """Make a context of the files. Raises FailedPrecondition, InvalidArgument."""
-        chain = read_private(self._certificate, _CERTIFICATE)
-        key = read_private(self._key, _KEY)
-        der = _first_certificate(chain, self._certificate)
-        context = _Context(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_ciphers(_CIPHERS)
-        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
-        context.num_tickets = 0
-        context.set_alpn_protocols(["http/1.1"])
-        self._load_pair(context, chain, key)
-        crls: dict[str, int] = {}
-        if self._client_ca is not None:
-            cas, lists = _load_cas(context, self._client_ca), b""
-            context.verify_mode = ssl.CERT_OPTIONAL
-            if self._client_crl is not None:
-                lists, crls = _load_crls(context, self._client_crl)
-                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-            context.trust = fingerprint_of(cas + b"\0" + lists)
-        _, expires_ns = certificate_dates(der)
-        return _Loaded(context, fingerprint_of(der), expires_ns, crls)
-
-    def _load_pair(self, context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
-        try:
-            with _file_of(chain + b"\n" + key) as path:
-                context.load_cert_chain(path, password=_no_password)
-        except (OSError, ValueError) as error:  # an SSLError is an OSError
-            raise FailedPrecondition(
-                f"the certificate {self._certificate} and the key {self._key} cannot be used together "
-                f"({_reason(error)}): give a PEM pair that belongs together, the key without a password"
-            ) from None
+def _context_of(pair: _Pair, cas: bytes | None, lists: bytes | None) -> _Context:
+    """Make the context of new connections of what was read and checked. Raises OSError if memory or descriptors end."""
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.num_tickets = 0
+    context.set_alpn_protocols(["http/1.1"])
+    _add_pair(context, pair.chain, pair.key)
+    if cas is not None:
+        context.load_verify_locations(cadata=cas.decode("ascii"))
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if lists is not None:
+            _add_lists(context, lists)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        context.trust = fingerprint_of(cas + b"\0" + (lists or b""))
+    return context
 
 
-def _no_password() -> str:
-    raise ValueError("the key has a password")
-
-
-@contextlib.contextmanager
-def _file_of(content: bytes) -> Iterator[str]:
-    """Make a file in memory: OpenSSL loads what was read and checked, not what a file holds a moment later."""
-    fd = os.memfd_create("danube-fast-tls", os.MFD_CLOEXEC)
+def _read_pair(certificate: Path, key_path: Path) -> _Pair:
+    """Read a certificate and its key. Raises FailedPrecondition, InvalidArgument."""
+    chain = read_private(certificate, _CERTIFICATE)
+    key = read_private(key_path, _KEY)
+    der = _first_certificate(chain, certificate)
     try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
+        _add_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), chain, key)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise FailedPrecondition(
+            f"the certificate {certificate} and the key {key_path} cannot be used together "
+            f"({_reason(error)}): give a PEM pair that belongs together, the key without a password"
+        ) from None
+    _, expires_ns = certificate_dates(der)
+    return _Pair(chain, key, fingerprint_of(der), expires_ns)
 
 
-def _load_cas(context: ssl.SSLContext, path: Path) -> bytes:
-    """Load the CAs of a file; its text. Raises FailedPrecondition, InvalidArgument."""
+def _read_cas(path: Path) -> bytes:
+    """Read the CAs of a file. Raises FailedPrecondition, InvalidArgument."""
     text = read_private(path, _CLIENT_CA)
     try:
-        context.load_verify_locations(cadata=text.decode("ascii"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text.decode("ascii"))
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{path} is no file of client CAs ({_reason(error)}); {_CLIENT_CA.remedy}"
@@ -302,28 +322,35 @@ def _load_cas(context: ssl.SSLContext, path: Path) -> bytes:
     return text
 
 
-def _load_crls(context: ssl.SSLContext, path: Path) -> tuple[bytes, dict[str, int]]:
-    """Load the lists of revoked certificates of a file, and nothing else of it: a certificate would be a CA.
+def _add_pair(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """Give a context a certificate and its key. Raises OSError, ValueError."""
+    _give_file(
+        chain + b"\n" + key, lambda path: context.load_cert_chain(path, password=_no_password)
+    )
 
-    Returns their text, and of each its fingerprint and when it ends. Raises FailedPrecondition, InvalidArgument.
+
+def _add_lists(context: ssl.SSLContext, lists: bytes) -> None:
+    """Give a context lists of revoked certificates. Raises OSError."""
+    _give_file(lists, lambda path: context.load_verify_locations(cafile=path))
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _give_file(content: bytes, load: Callable[[str], None]) -> None:
+    """Let OpenSSL load a file in memory: what was read and checked, not what a file holds a moment later.
+
+    Its descriptors may be of the reserve: a crowd of clients holds up no revocation. Raises OSError, ValueError.
     """
-    text = read_private(path, _CRL)
-    found = list(_PEM_CRL.finditer(text))
-    try:
-        if not found or len(found) != text.count(_PEM_CRL_BEGIN):
-            raise ValueError("not PEM, or cut short")
-        lists = b"\n".join(each[0] for each in found)
-        ends = {
-            fingerprint_of(der): crl_dates(der)[1]
-            for der in (binascii.a2b_base64(each[1]) for each in found)
-        }
-        with _file_of(lists) as file:
-            context.load_verify_locations(cafile=file)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(
-            f"{path} is no {_CRL.noun} ({_reason(error)}); {_CRL.remedy}"
-        ) from None
-    return lists, ends
+
+    def give() -> None:
+        with os.fdopen(os.memfd_create("danube-fast-tls", os.MFD_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.flush()
+            load(f"/proc/self/fd/{file.fileno()}")
+
+    from_reserve(give)
 
 
 def _reason(error: Exception) -> str:
@@ -342,40 +369,17 @@ def read_certificate(path: Path) -> bytes:
 def dates_in(pem: bytes) -> list[tuple[int, int]]:
     """Return from when and until when each certificate and CRL of a text in PEM is good, as `certificate_dates` and
     `crl_dates` do. Raises InvalidArgument for damaged ones."""
-    return [*map(certificate_dates, _certificates_in(pem)), *map(crl_dates, _crls_in(pem))]
-
-
-def cas_without_list(cas: bytes, crls: bytes) -> int:
-    """Return how many CAs of a text in PEM have no CRL in another one. Raises InvalidArgument for damaged ones."""
-    listed = {crl_issuer_name(der) for der in _crls_in(crls)}
-    return sum(subject_name(der) not in listed for der in _certificates_in(cas))
-
-
-def _certificates_in(pem: bytes) -> list[bytes]:
-    """Find all certificates, in DER. Raises InvalidArgument."""
-    try:
-        return [ssl.PEM_cert_to_DER_cert(each.decode("ascii")) for each in _PEM.findall(pem)]
-    except ValueError as error:
-        raise InvalidArgument(f"that is damaged PEM ({error}); write the file anew") from None
-
-
-def _crls_in(pem: bytes) -> list[bytes]:
-    """Find all CRLs, in DER. Raises InvalidArgument."""
-    try:
-        return [binascii.a2b_base64(each) for each in _PEM_CRL.findall(pem)]
-    except ValueError as error:
-        raise InvalidArgument(f"that is damaged PEM ({error}); write the file anew") from None
+    return [*map(certificate_dates, certificates_in(pem)), *map(crl_dates, crls_in(pem))]
 
 
 def _first_certificate(pem: bytes, path: Path) -> bytes:
     """Find the first certificate of a file, in DER. Raises InvalidArgument."""
-    found = _PEM.search(pem)
     try:
-        if found:
-            return ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
-    except ValueError:
-        pass
-    raise InvalidArgument(f"{path} holds no certificate in PEM; {_CERTIFICATE.remedy}")
+        return certificates_in(pem)[0]
+    except (InvalidArgument, IndexError):
+        raise InvalidArgument(
+            f"{path} holds no certificate in PEM; {_CERTIFICATE.remedy}"
+        ) from None
 
 
 # ---------------------------------------------------------------- client

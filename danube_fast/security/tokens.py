@@ -62,6 +62,8 @@ class Verified(NamedTuple):
     source: str
     registered: bool = True
     """The principal must have a record."""
+    entry: str = ""
+    """Digest of the entry of the issuer that was trusted; empty: no issuer has vouched."""
 
 
 class TokenVerifier:
@@ -135,6 +137,7 @@ class TokenVerifier:
             expires_ns,
             f"{JWT_SOURCE}{issuer.name}",
             not issuer.unregistered,
+            issuer.digest,
         )
 
     def _check_times(

@@ -6,6 +6,7 @@ holder's pid only to be named in the refusal.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -40,8 +41,9 @@ class LogLock:
                         "broker first, or give this one another --data-dir"
                     ) from None
                 time.sleep(_POLL_SECONDS)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the pid is only there to be named
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let the next one in."""

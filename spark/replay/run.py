@@ -105,10 +105,12 @@ class Outcome(NamedTuple):
 
 
 def replay(
-    asked: Replay, *, connect: Connect = connect_client, on_progress: OnProgress | None = None,
-    clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep,
+    asked: Replay, *, connect: Connect = connect_client, connect_target: Connect | None = None,
+    on_progress: OnProgress | None = None, clock: Clock | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome:  # fmt: skip
-    """Publish to `asked.target` what the source has; what this run has done.
+    """Publish to `asked.target` what the source has; what this run has done. `connect_target`: opens the client of the
+    target's broker, where another way in is needed there.
 
     Raises InvalidArgument, NotFound for a source or target that is not there, FailedPrecondition for a topic without
     history or a target that has forgotten what it had, DataLoss, and what broker and store raise.
@@ -117,7 +119,7 @@ def replay(
     asked = asked._replace(source=_whole_name(asked.source))
     with contextlib.ExitStack() as at_end:
         source = _open_source(asked, connect, at_end)
-        client = at_end.enter_context(connect(asked.to_url or asked.url))
+        client = at_end.enter_context((connect_target or connect)(asked.to_url or asked.url))
         target = _Target.look(client, str(parse_topic(asked.target)))
         if not asked.end and not asked.source.startswith(TABLE_MARK):
             _refuse_same(asked, target, connect, source)

@@ -196,9 +196,14 @@ def test_records_that_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "check"), [("issuers_fault", "trusted issuers"), ("tls_fault", "TLS files")]
+    ("fault", "check"),
+    [
+        ("issuers_fault", "trusted issuers"),
+        ("tls_fault", "TLS files"),
+        ("sign_on_fault", "sign-on"),
+    ],
 )
-def test_files_of_a_running_broker_that_are_not_in_use(
+def test_what_a_running_broker_cannot_use(
     run: Run, monkeypatch: pytest.MonkeyPatch, fault: str, check: str
 ) -> None:
     fake = Records(
@@ -280,6 +285,9 @@ def test_files_that_cannot_be_used(
     path.mkdir()
     assert "it is no file" in named(setting, path)["seen"]
     path.rmdir()
+    os.mkfifo(path)  # a reader that opens it plainly waits for ever
+    assert "it is no file" in named(setting, path)["seen"]
+    path.unlink()
     path.write_text("hello")
     path.chmod(0o646)
     found = named(setting, path)
@@ -346,6 +354,15 @@ def test_a_ca_without_a_list(
         return looked_at(run, folder).get("CAs of clients")
 
     assert found(one) is None
+    assert "lists of revoked certificates" not in looked_at(run, folder)
+    found(Authority("CN=one,O=Shop"))
+    unsigned = looked_at(run, folder)["lists of revoked certificates"]
+    assert unsigned["verdict"] == "failure" and "is not signed by this CA" in unsigned["seen"]
+    assert str(crl) in unsigned["seen"] and "a start is refused" in unsigned["advice"]
+    crl.rename(tmp_path / "kept")
+    os.mkfifo(crl)
+    assert found(one) is None, "a FIFO without a writer was waited for"
+    (tmp_path / "kept").rename(crl)
     missing = found(one, two)
     assert missing is not None and missing["verdict"] == "failure" and "1 of" in missing["seen"]
     write_pem(crl, one.crl(), two.crl())

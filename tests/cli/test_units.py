@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from danube_fast.broker.subscription.policy import parse_policy
 from danube_fast.broker.topics.policy import merge_values
 from danube_fast.checks import amount_text, parse_amount
+from danube_fast.cli.options import seconds_of
 from danube_fast.cli.output import duration_text
+from danube_fast.client.values.options import parse_time
 from danube_fast.config import load_settings
 from danube_fast.errors import InvalidArgument
 from danube_fast.testing import Broker
@@ -36,6 +39,8 @@ MIB = 1024 * 1024
         ("retention_seconds_min", "7d", 7 * 86_400),
         ("retention_seconds_min", "1.5h", 5400),
         ("spin_us", "2ms", 2000),
+        ("retention_seconds_min", "10m", 600),
+        ("retention_seconds_min", "10min", 600),
         ("producers_max", "5", 5),
         ("producers_max", "5s", None),
         ("publish_messages_per_second", "5s", None),
@@ -52,6 +57,36 @@ def test_amounts_are_written_with_units(name: str, text: str, value: int | None)
 def test_a_part_of_a_unit_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no whole number of ms"):
         parse_amount("heartbeat_ms", "10us")
+
+
+SPANS = {"90s": 90, "10m": 600, "10min": 600, "1.5h": 5400, "2 d": 172_800, "3600": 3600}
+
+
+@pytest.mark.parametrize(("text", "seconds"), SPANS.items())
+def test_all_options_that_are_a_time_take_them(
+    run: Run, fake: FakeBroker, text: str, seconds: int
+) -> None:
+    run("security", "audit", "--since", text)
+    assert fake.asked[-1][1]["since_seconds"] == seconds
+    run("history", "flush", TOPIC, "--hold-seconds", text)
+    assert fake.asked[-1][1]["hold_seconds"] == seconds
+    run("security", "keys", "add", "ann", "--uid", "7", "--expires-seconds", text)
+    assert fake.asked[-1][1]["expires_seconds"] == seconds
+    assert seconds_of("--timeout", text) == seconds
+    if not text.isdecimal():
+        assert parse_time(f"-{text}") == dt.timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["soon", "10 years", "-1", "0.5", "1ns", "nan", "inf", "9" * 400])
+def test_what_is_no_time_is_a_usage_error(run: Run, fake: FakeBroker, text: str) -> None:
+    result = run("history", "flush", TOPIC, f"--hold-seconds={text}")
+    assert result.code == 2 and "is no time here; give whole seconds" in result.err
+    assert fake.asked == []
+
+
+def test_a_time_ago_has_its_unit() -> None:
+    for text in ("-10", "-", "-soon", "-inf", f"-{'9' * 40}d"):
+        assert parse_time(text) is None
 
 
 def test_settings_and_policies_take_them(tmp_path: Path) -> None:

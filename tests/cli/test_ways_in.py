@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from danube_fast.cli.broker import connect
 from danube_fast.cli.contexts.context_file import ContextFile, choose, values
 from danube_fast.cli.contexts.open_client import access_of
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import InvalidArgument, NotFound
 from danube_fast.security.curve import new_key_pair
 from tests.cli.conftest import Run
 
@@ -173,3 +174,57 @@ def test_every_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
             accepted += 1
     choose("")
     assert accepted
+
+
+# ---------------------------------------------------------------- another broker in the same command
+
+
+@pytest.mark.parametrize("told", ["", "PK", "ST", "STC", "S", "PKSTC"])
+@pytest.mark.parametrize("kept", ["PK", "ST", "PSTC", ""])
+def test_a_context_that_is_named_for_a_target_counts_alone(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, told: str, kept: str
+) -> None:
+    """Neither the environment nor the context in use has a say, whole or not."""
+    set_environment(told, monkeypatch)
+    monkeypatch.setenv("DANUBE_URL", "danube://environment:1")
+    set_context(kept)
+    with ContextFile.changing() as file:
+        file.put("prod", {"url": "danube://context:1"})
+        file.put("used", {"url": "danube://used:1", "key_file": "/used/key"})
+        file.use("used")
+    with pytest.raises(NotFound, match="this is a test"):
+        connect("", context="prod")
+    (call,) = asked
+    assert call["url"] == "danube://context:1"
+    wanted = {FIELDS[letter]: value(letter, "context") for letter in kept}
+    assert ("token" in call) == (wanted.pop("token_file", None) is not None)
+    assert {name: text for name, text in call.items() if name in FIELDS.values()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        ("K", "key_file of the context prod needs server_key of the context prod"),
+        ("P", "server_key of the context prod needs a key of yours: give key_file of the context"),
+        ("S", "sign_on of the context prod needs token_file of the context prod"),
+        ("PKST", "key_file of the context prod and sign_on of the context prod are two ways in"),
+    ],
+)
+def test_a_target_whose_context_is_no_way_in(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kept: str, sentence: str
+) -> None:
+    set_environment("PK", monkeypatch)
+    set_context(kept)
+    with pytest.raises(InvalidArgument, match=sentence) as caught:
+        connect("", context="prod")
+    assert "danube-fast context show prod" in str(caught.value) and not asked
+
+
+def test_a_target_of_a_context_that_is_not_there(run: Run, asked: list[dict[str, Any]]) -> None:
+    words = "replay", "/default/a", "/default/b", "--to-context", "new"
+    outcome = run(*words)
+    assert outcome.code == 3 and "there is no context 'new'" in outcome.sentence()
+    set_context("PK")
+    outcome = run(*words[:-1], "prod", "--to-url", "danube://elsewhere:1")
+    assert outcome.code == 2 and "--to-url and --to-context" in outcome.sentence()
+    assert not asked

@@ -39,6 +39,7 @@ def test_it_has_a_process_of_its_own_behind_the_others() -> None:
     names = [processes.name(process) for process in range(len(processes))]
     assert names == ["coordinator", "worker-0", "worker-1", "uploader", "sign_on"]
     assert processes.uploader == 3 and processes.serving == [0, 1, 2]
+    assert processes.starting == [0, 1, 2, 4], "not the uploader"
     alone = processes_of(load_settings({**GOOD, "workers": 1}).settings)
     assert alone.uploader is None and len(alone) == 3
 

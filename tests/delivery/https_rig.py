@@ -48,21 +48,31 @@ class HttpsServer(SecuredServer):
         shutil.copy2(self.tls.certificate, self.trusted)
         self.authority = Authority()
         """The CA of clients that have not made their certificates themselves."""
-        self.crl = write_pem(folder / "clients.crl", self.authority.crl())
+        self.between = Authority("CN=between", parent=self.authority)
+        """A CA below it."""
+        self.crl = folder / "clients.crl"
+        self.write_lists()
         names = (*CLIENTS, "stranger", "unknown")
         if revokes:
             self.own = {name: self.authority.issue(folder / name, f"CN={name}") for name in names}
+            self.own["below"] = self.between.issue(
+                folder / "below", "CN=below", chain=self.between.pem
+            )
             changes["tls_client_crl"] = str(self.crl)
         else:
             self.own = {name: make(folder / name, name) for name in names}
         cas = write_pem(
-            folder / "client-ca.pem", self.authority.pem,
+            folder / "client-ca.pem", self.authority.pem, self.between.pem,
             *[made.certificate.read_bytes() for name, made in self.own.items() if name != "unknown"],
         )  # fmt: skip
         super().__init__(
             folder / "data", folder, workers=1, tls_certificate=str(self.tls.certificate),
             tls_key=str(self.tls.key), tls_client_ca=str(cas), **changes,
         )  # fmt: skip
+
+    def write_lists(self) -> None:
+        """Write what both CAs have revoked."""
+        write_pem(self.crl, self.authority.crl(), self.between.crl())
 
     @property
     def admin_port(self) -> int:

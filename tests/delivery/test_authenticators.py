@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +19,7 @@ import danube_fast
 from danube_fast.errors import PermissionDenied
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.curve import new_key_pair
+from danube_fast.security.tls import client_context
 from danube_fast.workers.sign_on.authenticator import ANSWER_SECONDS, THREADS_MAX
 from tests.delivery.sign_on_rig import SignOnServer
 from tests.delivery.test_security import FELT_SECONDS, TOPIC, refused
@@ -67,6 +71,19 @@ def server(tmp_path: Path) -> Iterator[LoginServer]:
         yield made
         assert made.broker is not None
         made.broker.check_errors()
+
+
+def check_ready(url: str, tls: str) -> None:
+    """Fail unless /readyz says that the broker is up."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port, timeout=30, context=client_context(tls)
+    )
+    try:
+        connection.request("GET", "/readyz")
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 def denied_sign_ons(server: LoginServer, count: int) -> list[dict[str, Any]]:
@@ -210,23 +227,65 @@ def test_renewals_faults_and_a_kill_leave_a_client_in(server: LoginServer) -> No
         wait_until("two renewals", is_renewed, 60)
 
 
-def test_one_that_no_package_has_refuses_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("unknown", "no installed package has an authenticator 'unknown'"),
+        (
+            "broken:ldap://user:geheim@host",
+            "house_logins:broken of another package, which cannot be loaded: OSError: no directory for ...@...; repair it",
+        ),
+        ("gone", "which cannot be loaded: ModuleNotFoundError: No module named 'house_logins_gone'"),
+        ("leaving:geheim", "which cannot be loaded: SystemExit: ...; repair it"),
+        ("nothing:", "gives no object with authenticate(secret, address)"),
+    ],
+)  # fmt: skip
+def test_one_that_cannot_be_had_refuses_the_start(tmp_path: Path, text: str, words: str) -> None:
     server = LoginServer(tmp_path)
-    server.changes["authenticator"] = "unknown"
+    server.changes["authenticator"] = text
     with server._broker() as broker:
         assert broker.process.wait(120) == 1
-        text = broker.error_text()
-    assert "no installed package has an authenticator 'unknown'" in text and "logins" in text
+        said = broker.error_text()
+    assert words in said
+    assert "geheim" not in said and "Traceback" not in said
+    if text != "unknown":
+        assert "sign_on ended with 1 before it was ready" in said
 
 
-def test_one_that_cannot_be_loaded_says_so_and_harms_no_client(tmp_path: Path) -> None:
+def test_one_that_fails_later_is_reported_and_harms_no_registered_key(tmp_path: Path) -> None:
     server = LoginServer(tmp_path)
-    server.changes["authenticator"] = "broken:x"
+    server.changes["authenticator"] = f"kept:{server.asked}"
+    bad = Path(f"{server.asked}.broken")
     with server:
         broker: Broker | None = server.broker
         assert broker is not None
-        words = "the authenticator broken is house_logins:broken of another package, which cannot be loaded"
-        wait_until("the reason in the log", lambda: words in broker.error_text())
+        assert server.status_of("user:pia") == 200
+
+        def status() -> dict[str, Any]:
+            with server.come_in("ann") as ann:
+                return dict(ann.admin.cluster_status())
+
+        def delays() -> list[int]:
+            found = re.findall(
+                r"sign_on ended with 1; it starts again in (\d+) ms", broker.error_text()
+            )
+            return [int(each) for each in found]
+
+        assert status()["sign_on_fault"] == ""
+        bad.touch()
+        os.kill(server.pids()["sign_on"], signal.SIGKILL)
+        fault = wait_until("a report", lambda: status()["sign_on_fault"], 60)
+        assert (
+            "authenticator kept" in fault and "ConnectionError: no directory behind ...;" in fault
+        )
+        (row,) = [row for row in status()["processes"] if row["process"] == "sign_on"]
+        assert row["state"] != "ready"
+        wait_until("three restarts", lambda: len(delays()) >= 3, 60)
+        assert delays()[0] < delays()[1] < delays()[2], "each waits longer"
         with server.come_in("pia") as pia:
             pia.producer(TOPIC).publish(b"in")
+        check_ready(broker.ready["admin"], server.certificate.fingerprint)
+        bad.unlink()
+        wait_until("its return", lambda: status()["sign_on_fault"] == "", 60)
+        assert server.status_of("user:pia") == 200
         broker.check_errors()

@@ -10,7 +10,7 @@ import pytest
 
 from danube_fast.errors import PermissionDenied
 from tests.delivery.test_security import FELT_SECONDS, TOPIC, SecuredServer, refused
-from tests.security.rules import install
+from tests.security.rules import install, write_rules
 from tests.workers.broker import wait_until
 
 MESSAGES = 1000
@@ -20,7 +20,7 @@ MESSAGES = 1000
 def rules(tmp_path: Path) -> Path:
     install(tmp_path / "packages")
     path = tmp_path / "rules"
-    path.write_text("pia consume /shop/\n")
+    write_rules(path, "pia consume /shop/\n")
     return path
 
 
@@ -46,7 +46,7 @@ def test_rules_of_another_package_stand_behind_roles(server: SecuredServer, rule
         assert "a rule of the house" in refused(lambda: pia.consumer(TOPIC, subscription="s"))
         producer = pia.producer(TOPIC)
         producer.publish(b"in")
-        rules.write_text("pia produce /shop/\n")  # from now on, and for what is open
+        write_rules(rules, "pia produce /shop/\n")  # from now on, and for what is open
 
         def is_refused() -> bool:
             try:
@@ -58,14 +58,19 @@ def test_rules_of_another_package_stand_behind_roles(server: SecuredServer, rule
         wait_until("the producer's refusal", is_refused, FELT_SECONDS)
         consumer = pia.consumer(TOPIC, subscription="s", initial_position="earliest")
         assert consumer.receive(timeout=20).payload == b"in"
-        rules.write_text("fault\n")
-        assert "could not decide" in refused(lambda: pia.producer(TOPIC).publish(b"no"))
+        write_rules(rules, "fault\n")
+
+        def is_undecided() -> bool:
+            text = refused(lambda: pia.producer(TOPIC).publish(b"no"))
+            return "could not decide" in text and "ZeroDivisionError" not in text
+
+        wait_until("the refusal of rules that fail", is_undecided, FELT_SECONDS)
         assert ann.admin.cluster_status()["auth"] == "required", "the broker goes on"
 
 
 def test_it_is_asked_for_handles_and_not_for_messages(server: SecuredServer, rules: Path) -> None:
     """Each answer takes 2 ms: a question for each message would be seen in the count, and in the time."""
-    rules.write_text("slow\n")
+    write_rules(rules, "slow\n")
     asked = Path(f"{rules}.asked")
     with server.come_in("pia") as pia:
         producer = pia.producer(TOPIC)
@@ -82,3 +87,24 @@ def test_it_is_asked_for_handles_and_not_for_messages(server: SecuredServer, rul
             consumer.ack(batch)
         more = asked.read_text().splitlines()[before:]
     assert len(more) < 50, Counter(more).most_common(5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("unknown", "no installed package has an authorizer 'unknown'"),
+        ("broken:x", "the authorizer broken is house_rules:broken of another package, which cannot be loaded: OSError"),
+        ("gone", "which cannot be loaded: ModuleNotFoundError"),
+        ("nothing:x", "gives no object with authorize(principal, permission, resource)"),
+    ],
+)  # fmt: skip
+def test_one_that_cannot_be_had_refuses_the_start(
+    tmp_path: Path, rules: Path, text: str, words: str
+) -> None:
+    server = SecuredServer(
+        tmp_path / "data", tmp_path, authorizer=text, packages=str(tmp_path / "packages")
+    )
+    with server._broker() as broker:
+        assert broker.process.wait(120) == 1
+        said = broker.error_text()
+    assert words in said and "Traceback" not in said

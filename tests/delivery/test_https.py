@@ -24,7 +24,7 @@ from danube_fast.security.certificates import NewCertificate, fingerprint_of
 from danube_fast.security.http_proofs import mtls_credential
 from tests.delivery.https_rig import CLIENTS, RELOAD_SECONDS, WAIT_SECONDS, HttpsServer
 from tests.delivery.test_security import SecuredServer
-from tests.security.authority import Authority
+from tests.security.authority import Authority, write_pem
 from tests.security.test_tls import make, replace
 from tests.workers.broker import wait_until
 
@@ -197,7 +197,7 @@ def test_a_damaged_certificate_leaves_the_old_one_and_says_so_once(
     wait_until("a look", lambda: server.metric("tls_certificate_stale") == 1, RELOAD_SECONDS)
     server.tls.certificate.write_bytes(before)
     wait_until("another", lambda: server.metric("tls_certificate_stale") == 0, RELOAD_SECONDS)
-    assert server.broker.error_text().count("the set of TLS files in use stays") == 1
+    assert server.broker.error_text().count("the TLS pair in use stays") == 1
 
 
 def test_the_port_comes_back_with_the_coordinator(server: HttpsServer) -> None:
@@ -210,6 +210,8 @@ def test_the_port_comes_back_with_the_coordinator(server: HttpsServer) -> None:
         assert server.broker is not None
         text = server.broker.error_text
         wait_until("word of it", lambda: "the admin port waits" in text(), WAIT_SECONDS)
+        fault = ann.admin.cluster_status()["tls_fault"]
+        assert "the admin port waits" in fault and str(server.tls.key) in fault
     server.tls.key.write_bytes(server_key)
     assert server.ask("/healthz").code == 200
     assert server.ask("/metrics", "viewer").code == 200
@@ -339,6 +341,8 @@ def test_a_start_says_which_file_of_tls_is_wrong(tmp_path: Path) -> None:
     made, other = make(tmp_path / "tls"), make(tmp_path / "other")
     certificate, key = str(made.certificate), str(made.key)
     pair = {"DANUBE_TLS_CERTIFICATE": certificate, "DANUBE_TLS_KEY": key}
+    cas = write_pem(tmp_path / "cas.pem", Authority("CN=ca").pem)
+    crl = write_pem(tmp_path / "clients.crl", Authority("CN=ca").crl())
     cases: list[tuple[dict[str, str], str]] = [
         ({"DANUBE_TLS_CERTIFICATE": certificate}, "needs tls_key"),
         ({"DANUBE_TLS_KEY": key}, "needs tls_certificate"),
@@ -347,6 +351,10 @@ def test_a_start_says_which_file_of_tls_is_wrong(tmp_path: Path) -> None:
         (
             {**pair, "DANUBE_TLS_CLIENT_CA": certificate, "DANUBE_TLS_CLIENT_CRL": certificate},
             "is no file of revoked client certificates",
+        ),
+        (
+            {**pair, "DANUBE_TLS_CLIENT_CA": str(cas), "DANUBE_TLS_CLIENT_CRL": str(crl)},
+            f"{crl} is no file of revoked client certificates (its list in the name of 'CN=ca' is not signed by this CA",
         ),
         (
             {"DANUBE_TLS_CERTIFICATE": certificate, "DANUBE_TLS_KEY": str(other.key)},

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 import danube_fast
 from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.audit import fingerprint
-from danube_fast.security.curve import new_key_pair
+from danube_fast.security.curve import new_key_pair, read_key_file
 from danube_fast.security.tls import client_context
 from tests.delivery.sign_on_rig import IssuerKey, SignOnServer, issuer_toml
 from tests.delivery.test_security import TOPIC, refused
-from tests.workers.broker import wait_until
+from tests.workers.broker import is_running, wait_until
 
 ENDS_SECONDS = 5.0
 """What is promised."""
@@ -303,6 +305,66 @@ def test_an_issuer_is_withdrawn_without_a_restart(
         assert {(row["event"], row["resource"]) for row in notes} == {("note", "jwt:corp")}
     write_issuers(server, issuers(server.folder))
     wait_until("its return", lambda: server.sign_on(mine, server.keys["mine"])[0] == 200)
+
+
+def admits(server: SignOnServer, name: str, port: int) -> bool:
+    """Whether a process of the broker takes a connection with the key of that name, by its own copy of the records."""
+    pair = read_key_file(server.folder / f"{name}.key")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.curve_publickey, client.curve_secretkey = pair.public.encode(), pair.secret.encode()
+        client.curve_serverkey = server.server_key.encode()
+        monitor = client.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        client.connect(f"tcp://127.0.0.1:{port}")
+        try:
+            assert monitor.poll(30_000), "no handshake has ended in time"
+            event = recv_monitor_message(monitor)
+        finally:
+            client.disable_monitor()
+            monitor.close()
+        return int(event["event"]) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+@pytest.mark.parametrize("change", ["differs", "gone"])
+def test_an_entry_that_changes_while_both_processes_are_dead_ends_its_sign_ons(
+    server: SignOnServer, key: IssuerKey, change: str
+) -> None:
+    mine = key.token(exp=time.time() + 300)
+    sign_on(server, mine, "mine")
+    sign_on(server, key.token(exp=time.time() + 300, sub="paul", iss=OTHER_ISSUER), "others")
+    text = issuers(server.folder, audience=["danube", "else"])
+    if change == "gone":
+        text = issuer_toml(
+            name="other", issuer=OTHER_ISSUER, jwks_file=str(server.folder / "keys.json")
+        )
+    pids = server.pids()
+    assert server.broker is not None
+    supervisor, ports = server.broker.process.pid, server.broker.ready["worker_ports"]
+
+    def admitted(name: str) -> list[bool]:
+        return [admits(server, name, port) for port in ports]
+
+    assert admitted("mine") == [True, True] == admitted("others")
+    os.kill(supervisor, signal.SIGSTOP)  # it starts none meanwhile
+    try:
+        for name in ("coordinator", "sign_on"):
+            os.kill(pids[name], signal.SIGKILL)
+            wait_until("its end", lambda name=name: not is_running(pids[name]))
+        write_issuers(server, text)
+        assert admitted("mine") == [True, True], "workers know it still"
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    wait_until("the end in all workers", lambda: admitted("mine") == [False, False], 60)
+    assert admitted("others") == [True, True], "another issuer's goes on"
+    with server.come_in("ann") as ann:
+        notes = [row for row in ann.admin.list_audit() if row["action"] == "end_sign_ons"]
+        assert {(row["event"], row["resource"]) for row in notes} == {("note", "jwt:corp")}
+    if change == "differs":
+        sign_on(server, mine, "mine")
+        with server.come_in("mine") as client:
+            assert client.producer(TOPIC).publish(b"signed on anew").offset >= 0
 
 
 def test_a_file_of_issuers_that_cannot_be_used_leaves_the_old_one(

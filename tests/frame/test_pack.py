@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.frame.check import check_frame
-from danube_fast.frame.columns import Columns
+from danube_fast.frame.columns import Columns, OneMessage
 from danube_fast.frame.cpython import OBJECTS_READABLE
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import CLIENT_FLAGS, HEADER_BYTES, Codec
@@ -233,3 +233,26 @@ def test_packing_at_any_address() -> None:
         seal(base + shift, 0, 0, 0, 0, 0, 0)
         assert count == len(SMALL_PAYLOADS)
         assert memory[shift : shift + needed] == expected
+
+
+@pytest.mark.parametrize("payload", [b"", b"payload", None])
+def test_columns_that_hold_one_message_after_the_other(payload: bytes | None) -> None:
+    held = OneMessage()
+    fields: list[tuple[Any, ...]] = [
+        (key, attributes, event_time, deliver_at)
+        for key in (None, b"", b"key")
+        for attributes in (None, {}, {"a": "b"}, {"zwei": "zw\u00f6lf", "": ""})
+        for event_time in (None, -1)
+        for deliver_at in (None, 7)
+    ]
+    for key, attributes, event_time, deliver_at in fields + fields[::-1]:
+        made = Columns(
+            [payload],
+            keys=None if key is None else [key],
+            attributes=[attributes] if attributes else None,
+            event_times=None if event_time is None else [event_time],
+            deliver_at=None if deliver_at is None else [deliver_at],
+        )
+        held.hold(payload, key, attributes, event_time, deliver_at)
+        assert _packed(held, 4096, 0) == _packed(made, 4096, 0)
+        assert _packed(held, 8, 0) == _packed(made, 8, 0)

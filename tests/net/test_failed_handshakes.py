@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from danube_fast.net.early_ends import COSTLY, SILENT
 from danube_fast.net.failed_handshakes import HELD_MAX, FailedHandshakes
 from danube_fast.net.listener import Listener
 
@@ -131,6 +132,80 @@ def test_no_address_is_said_to_wait_beyond_those_that_can(
     caplog.clear()
     note(failed, "10.9.9.9", 3, 0)
     assert len(kernel.told[-1]) == HELD_MAX and "10.9.9.9" not in caplog.text
+
+
+class Ends:
+    """What the kernel tells while it is asked."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.waiting: list[tuple[str, int]] = []
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def take(self) -> list[tuple[str, int]]:
+        found, self.waiting = self.waiting if self.is_open else [], []
+        return found
+
+
+@pytest.fixture
+def ends(failed: FailedHandshakes) -> Ends:
+    made = Ends()
+    failed.ends = made  # type: ignore[assignment]
+    return made
+
+
+def end(
+    failed: FailedHandshakes, ends: Ends, count: int, now_ns: int, *, weight: int = COSTLY
+) -> None:
+    """Connections of 10.0.0.1 end."""
+    for _ in range(count):
+        failed.note_end()
+        ends.waiting.append(("10.0.0.1", weight))
+    failed.do_work(now_ns)
+
+
+def test_the_kernel_tells_of_ends_while_there_are_many(
+    failed: FailedHandshakes, ends: Ends
+) -> None:
+    for second in range(3):
+        end(failed, ends, 1, second * SECOND)
+        failed.do_work(second * SECOND + SECOND)
+    assert not ends.is_open, "one of three in a second is not many"
+    end(failed, ends, 2, 4 * SECOND - 1)
+    assert ends.is_open
+    failed.do_work(14 * SECOND - 2)
+    assert ends.is_open
+    failed.do_work(14 * SECOND - 1)
+    assert not ends.is_open
+
+
+def test_ends_count_with_refused_keys_and_those_without_a_byte_a_tenth(
+    failed: FailedHandshakes, ends: Ends, kernel: Kernel
+) -> None:
+    end(failed, ends, 29, SECOND, weight=SILENT)
+    end(failed, ends, 29, 2 * SECOND, weight=SILENT)
+    assert ends.is_open and not kernel.told
+    end(failed, ends, 1, 3 * SECOND)
+    note(failed, "10.0.0.1", 1, 3 * SECOND)
+    end(failed, ends, 9, 3 * SECOND, weight=SILENT)
+    assert not kernel.told
+    end(failed, ends, 1, 3 * SECOND, weight=SILENT)
+    assert kernel.told == [{source("10.0.0.1")}]
+
+
+def test_without_a_limit_the_kernel_is_not_asked_for_ends() -> None:
+    unbounded = FailedHandshakes(0)
+    ends = Ends()
+    unbounded.drop, unbounded.ends = Kernel().drop, ends  # type: ignore[assignment]
+    unbounded.open()
+    end(unbounded, ends, 5, 0)
+    assert not ends.is_open and unbounded.next_ns is None
+    unbounded.close()
 
 
 # ---------------------------------------------------------------- the kernel

@@ -26,9 +26,13 @@ def name(text: str) -> x509.Name:
 
 
 class Authority:
-    """Signs what it is asked to. An authority that is `of` a certificate signs with that one's key."""
+    """Signs what it is asked to. An authority that is `of` a certificate signs with that one's key, one with a `parent` has
+    its own certificate from there."""
 
-    def __init__(self, subject: str = "CN=ca", of: NewCertificate | None = None) -> None:
+    def __init__(
+        self, subject: str = "CN=ca", of: NewCertificate | None = None, *, parent: Authority | None = None,
+        signs_lists: bool = True,
+    ) -> None:  # fmt: skip
         self.revoked: list[x509.Certificate] = []
         if of is not None:
             self.certificate = x509.load_pem_x509_certificate(of.certificate.read_bytes())
@@ -39,12 +43,13 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         own = name(subject)
         self.certificate = (
-            self._builder(own, own, self._key, 3650)
+            self._builder(own, parent.certificate.subject if parent else own, self._key, 3650)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
             .add_extension(
-                x509.KeyUsage(False, False, False, False, False, True, True, False, False), True
+                x509.KeyUsage(False, False, False, False, False, True, signs_lists, False, False),
+                True,
             )
-            .sign(self._key, hashes.SHA256())
+            .sign((parent or self)._key, hashes.SHA256())
         )
 
     @staticmethod
@@ -87,21 +92,28 @@ class Authority:
         paths[1].chmod(0o600)
         return NewCertificate(*paths, fingerprint_of(made.public_bytes(serialization.Encoding.DER)))
 
-    def revoke(self, *clients: NewCertificate) -> None:
+    def revoke(self, *revoked: NewCertificate | Authority) -> None:
         self.revoked += [
-            x509.load_pem_x509_certificate(each.certificate.read_bytes()) for each in clients
+            each.certificate
+            if isinstance(each, Authority)
+            else x509.load_pem_x509_certificate(each.certificate.read_bytes())
+            for each in revoked
         ]
 
     def crl(
-        self, *, hours: float = 24, begin_days: float = 30, signer: Authority | None = None
-    ) -> bytes:
-        """The list of what was revoked, in PEM, good for so long; `signer`: whose key signs it in this one's name."""
+        self, *, hours: float = 24, begin_days: float = 30, signer: Authority | None = None,
+        extension: x509.ExtensionType | None = None,
+    ) -> bytes:  # fmt: skip
+        """The list of what was revoked, in PEM, good for so long; `signer`: whose key signs it in this one's name;
+        `extension`: a critical one."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
             .last_update(now() - dt.timedelta(days=begin_days))
             .next_update(now() + dt.timedelta(hours=hours))
         )
+        if extension is not None:
+            builder = builder.add_extension(extension, True)
         for each in self.revoked:
             builder = builder.add_revoked_certificate(
                 x509.RevokedCertificateBuilder()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["install", "install_logins"]
+__all__ = ["install", "install_logins", "write_rules"]
 
 _MODULE = '''
 """Denies what its file says, a line each: PRINCIPAL PERMISSION PREFIX-OF-RESOURCE, or a word about a fault."""
 
 import os
+import threading
 import time
 
 from danube_fast.errors import PermissionDenied
@@ -19,18 +20,18 @@ from danube_fast.errors import PermissionDenied
 class Rules:
     def __init__(self, path):
         self.path = path
+        self.lock = threading.Lock()
         self.read_ns = 0
         self.version = 1
         self.lines = []
 
     def _look(self):
-        found = os.stat(self.path).st_mtime_ns
-        if found != self.read_ns:
-            self.read_ns = found
-            with open(self.path) as file:
-                self.lines = [line.split() for line in file]
-            return True
-        return False
+        with self.lock:  # several threads ask
+            found = os.stat(self.path).st_mtime_ns
+            if found != self.read_ns:
+                with open(self.path) as file:
+                    self.lines = [line.split() for line in file]
+                self.read_ns = found
 
     def authorize(self, principal, permission, resource):
         self._look()
@@ -39,6 +40,8 @@ class Rules:
         for words in self.lines:
             if words == ["fault"] and principal != "ann":
                 raise ZeroDivisionError("a fault of the rules")
+            while words == ["hang", principal] and not os.path.exists(self.path + ".go"):
+                time.sleep(0.02)
             if words == ["slow"]:
                 time.sleep(0.002)
             if len(words) == 3 and (principal, permission) == (words[0], words[1]) and resource.startswith(words[2]):
@@ -145,16 +148,41 @@ class Logins:
         }[rest]
 
 
+class Kept(Logins):
+    def __init__(self, path):
+        super().__init__(path)
+        if os.path.exists(path + ".broken"):
+            raise ConnectionError("no directory\\nbehind " + path)
+
+
 def broken(argument):
-    raise OSError("no directory")
+    raise OSError("no directory\\nfor " + argument.rpartition(":")[2])
+
+
+def leaving(argument):
+    sys.exit(argument)
+
+
+def hanging(argument):
+    threading.Event().wait()
 '''
 _LOGINS_ENTRY_POINTS = """[danube_fast.authenticators]
 logins = house_logins:Logins
+kept = house_logins:Kept
 broken = house_logins:broken
+leaving = house_logins:leaving
+hanging = house_logins:hanging
 nothing = house_logins:Authenticated
 gone = house_logins_gone:Logins
 bad name = house_logins:Logins
 """
+
+
+def write_rules(path: Path, text: str) -> None:
+    """Change the rules at once: none are read while they are half written."""
+    whole = path.with_suffix(".new")
+    whole.write_text(text)
+    whole.replace(path)
 
 
 def install(folder: Path) -> None:

@@ -240,13 +240,25 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     [
         ("unknown", "no installed package has an authenticator 'unknown'; there are: .*logins"),
         ("broken:x", "cannot be loaded.*no directory"),
-        ("gone", "cannot be loaded"),
+        (
+            "broken:ldap://user:geheim@host",
+            "cannot be loaded: OSError: no directory for ...@...; repair it",
+        ),
+        (
+            "broken:ldap://user:geh%20eim@host",
+            "cannot be loaded: OSError: no directory for ...@...; repair it",
+        ),
+        ("leaving:geheim", "cannot be loaded: SystemExit: ...; repair it"),
+        ("gone", "cannot be loaded: ModuleNotFoundError"),
+        ("hanging:geheim", "authenticator hanging .* not been made within 0.5 s; repair"),
         ("nothing:x", "gives no object with authenticate\\(secret, address\\)"),
     ],
 )
 def test_one_that_cannot_be_had(asked: Path, text: str, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
-        load_authenticator(Settings(authenticator=text), SystemClock())
+    settings = Settings(authenticator=text, worker_start_timeout_ms=1000)
+    with pytest.raises((InvalidArgument, Unavailable), match=words) as caught:
+        load_authenticator(settings, SystemClock())
+    assert "geheim" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_the_setting_is_checked_before_anything_begins(asked: Path) -> None:

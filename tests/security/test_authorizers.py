@@ -1,22 +1,52 @@
-"""Authorizers of other packages: they take rights away, and their faults deny."""
+"""Authorizers of other packages: they take rights away, their faults deny, and no loop waits for them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from danube_fast.clock import SystemClock
-from danube_fast.errors import FailedPrecondition, InvalidArgument, PermissionDenied
-from danube_fast.security.authorizers import SLOW_NS, check_authorizer, load_authorizer
+from danube_fast.admin.guard import Guarded
+from danube_fast.clock import SECOND_NS, SystemClock
+from danube_fast.errors import (
+    DanubeError,
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    Unavailable,
+)
+from danube_fast.security.authorizers import (
+    ANSWER_NS,
+    FAULT_NS,
+    QUESTIONS_OF_ONE_MAX,
+    THREADS_MAX,
+    THREADS_OF_ONE_MAX,
+    VERSION_NS,
+    AskedAuthorizer,
+    check_authorizer,
+    load_authorizer,
+)
+from danube_fast.security.question_threads import ANSWER_SECONDS
 from danube_fast.security.records import BOOTSTRAP, Binding, Principal
 from danube_fast.types import Permission
+from danube_fast.undecided import Steps, Undecided, sift, when_decided
+from danube_fast.workers.coordinator.request_access import RequestAccess
+from danube_fast.workers.coordinator.slices import Slices
 from danube_fast.workers.process.access import Access
-from tests.security.rules import install
+from tests.security.rules import install, write_rules
+from tests.workers.broker import ROOT, wait_until
 
 P = Permission
+PAGE = ROOT / "docs/security.md"
+WAIT_SECONDS = 30
 TOPIC = "/shop/orders"
 
 
@@ -26,83 +56,409 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install(tmp_path / "packages")
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     path = tmp_path / "rules"
-    path.write_text("pia produce /shop/\n")
+    write_rules(path, "pia produce /shop/\n")
     return path
 
 
-def access_with(text: str) -> Access:
+class Loop:
+    """A loop that answers wake; `turn` does what it was handed, in one thread."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.handed: deque[Callable[[], None]] = deque()
+        access.serve_from(self.handed.append)
+
+    def turn(self) -> None:
+        for _ in range(len(self.handed)):
+            self.handed.popleft()()
+        self.access.do_work(self.access.clock.monotonic_ns())
+
+    def until(self, what: str, condition: Callable[[], Any]) -> None:
+        def met() -> Any:
+            self.turn()
+            return condition()
+
+        wait_until(what, met, WAIT_SECONDS)
+
+    def outcome(self, principal: str, permission: Permission, resource: str) -> DanubeError | None:
+        """What the principal is told at last; None: it may."""
+        ends: list[DanubeError | None] = []
+
+        def step() -> None:
+            self.access.authorize(principal, permission, resource)
+            ends.append(None)
+
+        when_decided(step, ends.append)
+        self.until("the answer", lambda: ends)
+        return ends[0]
+
+    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
+        self.outcome(principal, permission, resource)
+        return self.access.permits(principal, permission, resource)
+
+
+class Gate:
+    """Answers when it is let, by resource; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+        self.let: Counter[str] = Counter()
+        self.denies: set[str] = set()
+        self.closed = False
+        self.raises: Exception | None = None
+        self.changed = threading.Condition()
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        with self.changed:
+            self.asked.append((principal, permission, resource))
+            self.changed.wait_for(lambda: self.closed or self.let[resource] or self.let["*"])
+            self.let[resource] -= self.let[resource] > 0
+        if self.raises is not None:
+            raise self.raises
+        if resource in self.denies:
+            raise PermissionDenied(f"{resource} is denied")
+
+    def open(self, resource: str = "*", count: int = 1) -> None:
+        with self.changed:
+            self.let[resource] += count
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.close()
+
+    def are_gone() -> bool:
+        return all(thread.name != "authorizer" for thread in threading.enumerate())
+
+    wait_until("the end of the threads", are_gone, WAIT_SECONDS)
+
+
+class Moved(SystemClock):
+    """A clock that is put forward."""
+
+    moved_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.moved_ns
+
+
+def loop_with(outer: AskedAuthorizer | None) -> Loop:
     """What a process knows where pia and ann may do everything by their roles."""
-    access = Access(SystemClock(), load_authorizer(text, SystemClock()))
+    access = Access(SystemClock(), outer)
     access.is_loaded = True
     access.confirm()
     for user in ("pia", "ann", BOOTSTRAP):
         access.policy.put(Principal(user))
         access.policy.put(Binding(user, f"user:{user}", "admin", "cluster"))
     access.policy.put(Principal("nick"))
-    return access
+    return Loop(access)
+
+
+def loop_of(text: str) -> Loop:
+    return loop_with(load_authorizer(text, SystemClock()))
 
 
 def test_it_takes_away_and_gives_nothing(rules: Path) -> None:
-    access = access_with(f"rules:{rules}")
-    with pytest.raises(PermissionDenied, match="a rule of the house"):
-        access.authorize("pia", P.PRODUCE, TOPIC)
-    assert not access.permits("pia", P.PRODUCE, TOPIC)
+    loop = loop_of(f"rules:{rules}")
+    refusal = loop.outcome("pia", P.PRODUCE, TOPIC)
+    assert isinstance(refusal, PermissionDenied) and "a rule of the house" in str(refusal)
+    assert not loop.permits("pia", P.PRODUCE, TOPIC)
     for principal, permission, resource in (
         ("pia", P.CONSUME, TOPIC), ("pia", P.PRODUCE, "/other/orders"), ("ann", P.PRODUCE, TOPIC),
     ):  # fmt: skip
-        access.authorize(principal, permission, resource)
-        assert access.permits(principal, permission, resource)
-    assert not access.permits("nick", P.CONSUME, TOPIC), "the rules do not mention nick"
+        assert loop.permits(principal, permission, resource)
+    assert not loop.access.permits("nick", P.CONSUME, TOPIC), "the rules do not mention nick"
     asked = Path(f"{rules}.asked").read_text()
     assert "nick" not in asked, "it is not asked for what roles do not give"
 
 
 def test_its_faults_deny_and_are_logged(rules: Path, caplog: pytest.LogCaptureFixture) -> None:
-    access = access_with("bad")
+    loop = loop_of("bad")
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            with pytest.raises(PermissionDenied, match="could not decide"):
-                access.authorize("ann", P.CONSUME, TOPIC)
-    assert not access.permits("ann", P.MANAGE_CLUSTER, "cluster")
-    assert caplog.text.count("cannot decide") == 1, "a fault fills no log"
-    assert access.version[2] == 0
-    access.authorize(BOOTSTRAP, P.MANAGE_CLUSTER, "cluster")
+        for topic in (TOPIC, "/shop/a", "/shop/b"):
+            refusal = loop.outcome("ann", P.CONSUME, topic)
+            assert isinstance(refusal, PermissionDenied) and "could not decide" in str(refusal)
+    assert not loop.permits("ann", P.MANAGE_CLUSTER, "cluster")
+    assert caplog.text.count("which denies") == 1, "a fault fills no log"
+    assert loop.access.version[2] == 0
+    loop.access.authorize(BOOTSTRAP, P.MANAGE_CLUSTER, "cluster")
 
 
-def test_its_slow_answers_are_named(rules: Path, caplog: pytest.LogCaptureFixture) -> None:
-    now = [0]
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (SystemExit("out"), PermissionDenied),
+        (KeyError("x"), PermissionDenied),
+        (Unavailable("it is down"), Unavailable),
+        (ConnectionRefusedError(111, "refused"), Unavailable),
+        (TimeoutError("timed out"), Unavailable),
+    ],
+)
+def test_what_it_raises_denies(gate: Gate, fault: Any, kind: type[DanubeError]) -> None:
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    gate.raises = fault
+    gate.open()
+    refusal = loop.outcome("pia", P.PRODUCE, TOPIC)
+    assert type(refusal) is kind and "the authorizer gate could not decide" in str(refusal)
+    assert not loop.permits("pia", P.PRODUCE, TOPIC)
 
-    class Late:
-        def authorize(self, principal: str, permission: Permission, resource: str) -> None:
-            now[0] += 2 * SLOW_NS
 
-    class Ticking(SystemClock):
-        def monotonic_ns(self) -> int:
-            return now[0]
+def test_a_question_is_asked_once_and_nothing_is_permitted_before_its_answer(gate: Gate) -> None:
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    ends: list[Any] = []
+    for _ in range(3):
 
-    from danube_fast.security.authorizers import GuardedAuthorizer
+        def step() -> None:
+            loop.access.authorize("pia", P.PRODUCE, TOPIC)
+            ends.append("opened")
 
-    slow = GuardedAuthorizer("late", Late(), Ticking())
+        when_decided(step, ends.append)
+    loop.until("the question", lambda: gate.asked)
+    assert not ends
+    with pytest.raises(Undecided, match="is being asked whether pia may produce /shop/orders"):
+        loop.access.permits("pia", P.PRODUCE, TOPIC)
+    gate.denies.add("/shop/other")
+    gate.open("/shop/other")
+    assert loop.outcome("ann", P.PRODUCE, "/shop/other") is not None, "another one overtakes it"
+    assert not ends
+    gate.open(TOPIC)
+    loop.until("the answer", lambda: len(ends) == 3)
+    assert ends == ["opened"] * 3
+    assert gate.asked.count(("pia", P.PRODUCE, TOPIC)) == 1
+
+
+def test_an_answer_counts_for_a_while(gate: Gate) -> None:
+    clock = Moved()
+    loop = loop_with(AskedAuthorizer("gate", gate, clock))
+    gate.open()
+    assert loop.permits("pia", P.PRODUCE, TOPIC)
+    gate.denies.add(TOPIC)
+    assert loop.permits("pia", P.PRODUCE, TOPIC) and len(gate.asked) == 1
+    clock.moved_ns += ANSWER_NS
+    assert not loop.permits("pia", P.PRODUCE, TOPIC) and len(gate.asked) == 2
+
+
+def test_one_that_hangs_denies_when_its_time_is_over_and_holds_up_no_other_user(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Moved()
+    loop = loop_with(AskedAuthorizer("gate", gate, clock))
+    ends: list[DanubeError] = []
+    topics = [f"/shop/t{number}" for number in range(2 * THREADS_MAX)]
+
+    def ask(topic: str) -> None:
+        when_decided(lambda: loop.access.authorize("pia", P.PRODUCE, topic), ends.append)
+
+    for topic in topics:
+        ask(topic)
+    loop.until("questions that hang", lambda: len(gate.asked) == THREADS_OF_ONE_MAX)
+    gate.open("/shop/ann")
+    assert loop.outcome("ann", P.PRODUCE, "/shop/ann") is None, "pia has all threads"
+    assert len(gate.asked) == THREADS_OF_ONE_MAX + 1 and not ends
+    clock.moved_ns += int(ANSWER_SECONDS * SECOND_NS)
     with caplog.at_level(logging.WARNING):
-        assert slow.permits("pia", P.CONSUME, TOPIC) and slow.permits("pia", P.CONSUME, TOPIC)
-    assert caplog.text.count("it has to answer from memory") == 1
+        loop.until("the end of all", lambda: len(ends) == len(topics))
+    assert {type(error) for error in ends} == {Unavailable}
+    assert "has not answered within 5 s; try again" in str(ends[0])
+    assert "8 of 32 threads are at it" in caplog.text
+    gate.open("/shop/late")
+    clock.moved_ns += FAULT_NS
+    assert loop.outcome("ann", P.PRODUCE, "/shop/late") is None
+    gate.close()  # those that hung end, and late answers count for nothing
+    assert loop.outcome("pia", P.PRODUCE, topics[0]) is None
+    asked = [resource for _, _, resource in gate.asked]
+    assert set(asked) == {*topics[:THREADS_OF_ONE_MAX], "/shop/ann", "/shop/late"}
+
+
+def test_questions_that_wait_are_bounded_and_what_is_open_comes_first(gate: Gate) -> None:
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    access = loop.access
+
+    def ask(number: int, **how: bool) -> None:
+        access.check("pia", P.PRODUCE, f"/shop/t{number}", **how)
+
+    for number in range(QUESTIONS_OF_ONE_MAX):
+        with pytest.raises(Undecided):
+            ask(number)
+    with pytest.raises(Unavailable, match="too many questions wait") as caught:
+        ask(QUESTIONS_OF_ONE_MAX)
+    assert type(caught.value) is Unavailable
+    with pytest.raises(Undecided):
+        ask(-1, is_open=True)
+    with pytest.raises(Undecided):
+        access.check("ann", P.PRODUCE, TOPIC)
+    loop.until("all questions that may be asked", lambda: len(gate.asked) == THREADS_OF_ONE_MAX + 1)
+    gate.open(gate.asked[0][2])
+    loop.until("the next question", lambda: len(gate.asked) == THREADS_OF_ONE_MAX + 2)
+    assert gate.asked[-1] == ("pia", P.PRODUCE, "/shop/t-1")
+    gate.open(count=1)
+    ends: list[Any] = []
+    last = f"/shop/t{QUESTIONS_OF_ONE_MAX - 1}"
+    when_decided(lambda: ends.append(access.authorize("pia", P.PRODUCE, last)), ends.append)
+    loop.until("the end of the flood", lambda: ends == [None])
 
 
 def test_new_rules_are_another_version(rules: Path) -> None:
-    access = access_with(f"live:{rules}")
-    before = access.version
-    assert access.version == before and not access.permits("pia", P.PRODUCE, TOPIC)
-    rules.write_text("pia consume /shop/orders\n")
-    assert access.version != before and access.permits("pia", P.PRODUCE, TOPIC)
+    loop = loop_of(f"live:{rules}")
+    loop.until("the version", lambda: loop.access.version[2])
+    before = loop.access.version
+    assert not loop.permits("pia", P.PRODUCE, TOPIC) and loop.access.version == before
+    write_rules(rules, "pia consume /shop/orders\n")
+    loop.until("the new version", lambda: loop.access.version != before)
+    assert loop.permits("pia", P.PRODUCE, TOPIC), "an answer of older rules"
+
+
+class Versions(Gate):
+    """Rules with a number: the first let all, the others none. Each answers when its number is let."""
+
+    version = 1
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        version = self.version
+        super().authorize(principal, permission, str(version))
+        if version > 1:
+            raise PermissionDenied("the new rules let none")
+
+
+def test_an_answer_of_older_rules_does_not_count(gate: Gate) -> None:
+    clock, rules = Moved(), Versions()
+    asked = AskedAuthorizer("gate", rules, clock)
+    loop = loop_with(asked)
+    loop.until("the version", lambda: loop.access.version[2] == 1)
+    ends: list[Any] = []
+    when_decided(lambda: ends.append(loop.access.authorize("pia", P.PRODUCE, TOPIC)), ends.append)
+    try:
+        loop.until("the question", lambda: len(rules.asked) == 1)
+        rules.version = 2
+        clock.moved_ns += VERSION_NS
+        loop.until("the question by the new rules", lambda: len(rules.asked) == 2)
+        rules.open("1")
+        loop.until("the old answer", lambda: asked._threads.running == 1)
+        loop.turn()
+        assert not ends
+        rules.open("2")
+        loop.until("the answer", lambda: ends)
+    finally:
+        rules.close()
+    (refusal,) = ends
+    assert isinstance(refusal, PermissionDenied) and "the new rules" in str(refusal)
 
 
 def test_reply_topics_are_no_matter_of_other_rules(rules: Path) -> None:
-    rules.write_text("pia produce /\npia consume /\n")
-    access = access_with(f"rules:{rules}")
+    write_rules(rules, "pia produce /\npia consume /\n")
+    access = loop_of(f"rules:{rules}").access
     access.owner_of = lambda topic: "pia"
     access.authorize("pia", P.PRODUCE, "/system/reply-1")
     access.authorize("pia", P.CONSUME, "/system/reply-1")
     assert not access.permits("ann", P.CONSUME, "/system/reply-1")
+
+
+def test_a_long_list_asks_ahead_and_keeps_its_order(gate: Gate) -> None:
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    topics = [f"/shop/t{number:03}" for number in range(200)]
+    gate.denies |= set(topics[::3])
+    found: list[str] = []
+    done: list[bool] = []
+    slices = Slices(loop.access.clock)
+
+    def steps() -> Steps:
+        def may(topic: str) -> bool:
+            return loop.access.permits("pia", P.LOOKUP, topic)
+
+        yield from sift(topics, may, found, 100)
+        done.append(True)
+
+    slices.add(steps())
+    loop.until("questions", lambda: len(gate.asked) == THREADS_OF_ONE_MAX)
+    assert not slices.is_busy, "the loop turns for nothing"
+    gate.open()
+
+    def is_done() -> bool:
+        slices.do_work()
+        return bool(done)
+
+    loop.until("the list", is_done)
+    assert found == [topic for topic in topics if topic not in gate.denies][:100]
+
+
+def test_http_waits_without_holding_up_its_thread(gate: Gate) -> None:
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    guard: Any = RequestAccess(loop.access, SystemClock())
+    guard.principal_of_request = lambda headers, certificate: "pia"
+
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        await send("answered")
+
+    async def ask(path: str) -> Any:
+        told: list[Any] = []
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        scope = {"type": "http", "path": path, "headers": []}
+        await Guarded(answered, guard)(scope, None, send)  # type: ignore[arg-type]
+        return told[0]
+
+    async def requests() -> None:
+        waiting = asyncio.create_task(ask("/metrics"))
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not gate.asked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await ask("/healthz") == "answered" and not waiting.done()
+            gate.open()
+            while not waiting.done():
+                loop.turn()
+                await asyncio.sleep(0.01)
+        assert waiting.result() == "answered"
+        gate.denies.add("cluster")
+        loop.access.serve_from(lambda work: work())
+
+    asyncio.run(requests())
+
+
+class OpaRules(BaseHTTPRequestHandler):
+    """What OPA answers: pia may consume."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        assert self.path == "/v1/data/danube/allow"
+        allowed = asked == {"principal": "pia", "permission": "consume", "resource": TOPIC}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"result": true}' if allowed else b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_the_example_of_the_page() -> None:
+    section = PAGE.read_text().split("The **authorizer** raises")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    with HTTPServer(("127.0.0.1", 0), OpaRules) as opa:
+        thread = threading.Thread(target=opa.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{opa.server_port}/v1/data/danube/allow"
+            loop = loop_with(AskedAuthorizer("opa", names["Opa"](url), SystemClock()))
+            assert loop.permits("pia", P.CONSUME, TOPIC)
+            refusal = loop.outcome("ann", P.CONSUME, TOPIC)
+            assert isinstance(refusal, PermissionDenied) and "ann may not consume" in str(refusal)
+            loop.until("the version", lambda: loop.access.version[2])
+        finally:
+            opa.shutdown()
+            thread.join()
+    refusal = loop.outcome("pia", P.PRODUCE, TOPIC)  # OPA is down
+    assert isinstance(refusal, Unavailable) and "could not decide" in str(refusal)
 
 
 @pytest.mark.parametrize(

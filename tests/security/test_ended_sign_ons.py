@@ -12,7 +12,7 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS, SystemClock
-from danube_fast.errors import AlreadyExists, InvalidArgument, Unavailable
+from danube_fast.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.curve import new_key_pair
@@ -55,6 +55,9 @@ class Wire:
         self.pauses = 0
         self.turn_ns = 0
 
+    def run_soon(self, work: Any) -> None:
+        work()
+
     def notify(self, peer: int, message: Any) -> None:
         self.call(peer, message, lambda reply: None, 0)
 
@@ -92,7 +95,19 @@ class Broker:
         """Start the coordinator, or again behind a kill: then it knows what is in the store."""
         mailbox: Any = self.wires[COORDINATOR]
         self.directory = SecurityDirectory(self.store, mailbox, self.clock, Access(self.clock))
-        SignOnChecks(self.directory, mailbox, self.clock)
+        SignOnChecks(self.store, self.directory, mailbox, self.clock)
+
+    def start_both(self) -> None:
+        """Start the coordinator and the process of sign-on again behind kills of both."""
+        self.start()
+        access = self.accesses[SIGN_ON] = Access(self.clock)
+        boot: Any = SimpleNamespace(mailbox=self.wires[SIGN_ON], clock=self.clock)
+        self.copies[SIGN_ON] = SecurityCopy(boot, access)
+
+    def read(self, **digests: str) -> None:
+        """Tell the coordinator which entries of issuers are in use."""
+        message = m.IssuersRead("", digests)
+        self.wires[SIGN_ON].call(COORDINATOR, message, lambda _: None, 1000)
 
     def load(self) -> None:
         for copy in self.copies.values():
@@ -102,10 +117,11 @@ class Broker:
         now_ns = self.clock.wall_ns()
         return SignOn(key, principal, [], now_ns + 600 * SECOND_NS, source, True, now_ns)
 
-    def add(self, *records: SignOn) -> list[int]:
-        """Codes of the outcomes of sign-ons that the process of sign-on asks for."""
+    def add(self, *records: SignOn, entry: str = "") -> list[int]:
+        """Codes of the outcomes of sign-ons that the process of sign-on asks for; `entry`: the one that vouches for them."""
         answers: list[m.SignOnsAdded] = []
-        message = m.AddSignOns([msgspec.json.encode(record) for record in records])
+        data = [msgspec.json.encode(record) for record in records]
+        message = m.AddSignOns(data, [entry] * len(data))
         self.wires[SIGN_ON].call(
             COORDINATOR, message, lambda reply: answers.append(reply.value), 1000
         )
@@ -209,28 +225,42 @@ def test_revocations_go_when_all_that_they_ended_is_over(broker: Broker) -> None
     assert broker.accesses[WORKER].policy.get("revocation/jwt:corp") is None
 
 
-def test_an_entry_that_differs_after_a_start_of_the_process_of_sign_on_ends_its_sign_ons(
-    broker: Broker,
-) -> None:
-    def read(**digests: str) -> None:
-        message = m.IssuersRead("", digests)
-        broker.wires[SIGN_ON].call(COORDINATOR, message, lambda _: None, 1000)
-
+def test_an_entry_that_differs_ends_the_sign_ons_that_it_has_let_in(broker: Broker) -> None:
     other = new_key_pair().public
-    read(corp="1", other="1")
+    broker.read(corp="1", other="1")
     assert broker.add(broker.signed(), broker.signed(other, "paul", "jwt:other")) == [0, 0]
-    read(other="1", corp="1")
+    broker.read(other="1", corp="1")
     assert broker.known_to() == ["pia"] * 3, "the entry is the same"
-    read(corp="2", other="1")
+    broker.read(corp="2", other="1")
     assert broker.known_to() == [None] * 3
     assert broker.known_to(f"curve:{other}") == ["paul"] * 3
     assert broker.add(broker.signed()) == [0]
-    broker.wires[SIGN_ON].call(COORDINATOR, m.EndSignOns("jwt:corp"), lambda _: None, 1000)
-    assert broker.add(broker.signed()) == [0]
-    read(corp="3", other="1")
-    assert broker.known_to() == ["pia"] * 3, "it was ended for that change already"
-    read(other="1")
+    broker.read(other="1")
     assert broker.known_to() == [None] * 3, "it is gone"
+
+
+@pytest.mark.parametrize("now", [{"corp": "2"}, {}, {"corp": "1"}], ids=["differs", "gone", "same"])
+def test_an_entry_that_changes_while_both_processes_are_down_ends_what_workers_know_still(
+    broker: Broker, now: dict[str, str]
+) -> None:
+    broker.read(corp="1")
+    broker.add(broker.signed())
+    broker.start_both()
+    broker.load()
+    assert broker.known_to() == [None, "pia", None], "a worker alone knows it"
+    broker.read(**now)
+    is_in = now == {"corp": "1"}
+    assert broker.known_to() == [None, "pia" if is_in else None, None]
+
+
+def test_no_entry_lets_in_that_is_not_stored(broker: Broker) -> None:
+    """What was verified by an entry of which the coordinator has not heard could not be found later."""
+    assert broker.add(broker.signed(), entry="1") == [Unavailable.code]
+    broker.read(corp="1")
+    assert broker.add(broker.signed(), entry="2") == [Unavailable.code]
+    assert broker.add(broker.signed(), entry="1") == [0]
+    broker.start()
+    assert broker.add(broker.signed(), entry="1") == [0], "it is stored"
 
 
 def test_a_key_is_found_by_its_kind_alone(broker: Broker) -> None:
@@ -249,6 +279,21 @@ def test_what_has_no_sign_ons_is_refused(broker: Broker, holder: str) -> None:
         broker.directory.end_sign_ons(holder)
     with pytest.raises(InvalidArgument):
         check_record(Revocation("principal/pia", -1))
+
+
+def test_a_user_that_is_not_known_has_none_to_end(broker: Broker) -> None:
+    with pytest.raises(
+        NotFound, match="there is no user paula, and no sign-on of that name; see: "
+    ):
+        broker.directory.end_sign_ons("principal/paula")
+    assert broker.directory.policy.get("revocation/principal/paula") is None
+    assert broker.directory.end_sign_ons("principal/paul") == 0, "a user without a sign-on"
+    guest = msgspec.structs.replace(broker.signed(principal="guest"), registered=False)
+    assert broker.add(guest) == [0]
+    assert broker.directory.end_sign_ons("principal/guest") == 1, "no user, and signed on"
+    assert broker.directory.end_sign_ons("principal/guest") == 0, "asked a second time"
+    for holder in ("jwt:unknown", f"sign_on/{KEY}"):
+        assert broker.directory.end_sign_ons(holder) == 0
 
 
 def test_a_list_goes_page_by_page(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

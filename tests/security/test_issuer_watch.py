@@ -15,10 +15,8 @@ import pytest
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import InvalidArgument, Unavailable
-from danube_fast.security.curve import new_key_pair
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.policy import Policy
-from danube_fast.security.records import Principal, SignOn
 from danube_fast.workers.sign_on.issuer_watch import RETRY_NS, IssuerWatch, issuer_files
 from danube_fast.workers.sign_on.verifier import Verifier
 from tests.delivery.sign_on_rig import issuer_toml
@@ -67,22 +65,17 @@ def test_a_changed_file_counts_when_it_is_whole_and_good(
 class Watch:
     """The watch of a file of issuers, and a coordinator that answers when it is told to."""
 
-    def __init__(self, path: Path, text: str, *records: Any) -> None:
+    def __init__(self, path: Path, text: str) -> None:
         self.path, self.now_ns = path, 0
-        self.digests: dict[str, str] = {}
-        """Of the entries, as the coordinator was told last."""
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
-        self.policy = Policy()
-        for record in (Principal("pia"), *records):
-            self.policy.put(record)
         mailbox: Any = SimpleNamespace(
             call=lambda peer, message, on_reply, timeout_ms: self.asked.append((message, on_reply))
         )
         self.write(text)
         settings: Any = SimpleNamespace(tokens=str(path))
         files = issuer_files(settings)
-        self.verifier = Verifier(self.policy, files.loaded, SystemClock(), None)
-        self.watch = IssuerWatch(files, self.verifier, self.policy, mailbox)
+        self.verifier = Verifier(Policy(), files.loaded, SystemClock(), None)
+        self.watch = IssuerWatch(files, self.verifier, mailbox)
         self.watch.start()
 
     def write(self, text: str) -> None:
@@ -101,18 +94,20 @@ class Watch:
         return message
 
     def heard(self) -> list[Any]:
-        """All that the coordinator is told in the next seconds, digests of entries left out."""
+        """All that the coordinator is told in the next seconds."""
         found = []
         for _ in range(6):
             self.turn()
             while self.asked:
-                message = self.answer()
-                if isinstance(message, m.IssuersRead):
-                    self.digests = message.issuers
-                    message = m.IssuersRead(message.fault)
-                found.append(message)
+                found.append(self.answer())
                 self.turn(0)
         return found
+
+    def told(self) -> dict[str, str]:
+        """Digests of the entries of a file that is in use, which the coordinator is told once in the next seconds."""
+        (read,) = self.heard()
+        assert read.fault == ""
+        return dict(read.issuers)
 
 
 def run(test: Callable[[], None]) -> None:
@@ -124,38 +119,38 @@ def run(test: Callable[[], None]) -> None:
     asyncio.run(inside())
 
 
-def signed(source: str) -> SignOn:
-    return SignOn(new_key_pair().public, "pia", [], 2**62, source)
-
-
-def test_issuers_that_are_gone_or_differ_end_their_sign_ons(tmp_path: Path) -> None:
+def test_the_coordinator_is_told_which_entries_are_in_use(tmp_path: Path) -> None:
     path = tmp_path / "issuers.toml"
     a, b = issuer_toml(jwks_file="a"), issuer_toml(jwks_file="b", **B)
     c = issuer_toml(jwks_file="c", name="c", issuer="https://c.example.com/")
 
     def test() -> None:
-        watch = Watch(
-            path, a + b, signed("jwt:corp"), signed("jwt:b"), signed("api_key:" + "k" * 16)
-        )
-        assert watch.heard() == [m.IssuersRead("")]
+        watch = Watch(path, a + b)
+        first = watch.told()
+        assert set(first) == {"corp", "b"} == set(watch.verifier.caches)
         kept = watch.verifier.caches["corp"]
         watch.write(a + c)
-        assert watch.heard() == [m.EndSignOns("jwt:b"), m.IssuersRead("")]
+        second = watch.told()
+        assert set(second) == {"corp", "c"} and second["corp"] == first["corp"]
         assert list(watch.verifier.caches) == ["corp", "c"]
         assert watch.verifier.caches["corp"] is kept, "its keys are not fetched anew"
         watch.write(issuer_toml(jwks_file="a", audience="other") + c)
-        assert watch.heard() == [m.EndSignOns("jwt:corp"), m.IssuersRead("")]
+        third = watch.told()
+        assert third["c"] == second["c"] and third["corp"] != second["corp"]
         assert watch.verifier.caches["corp"] is not kept
         watch.write("issuer = []")
-        *ends, _ = watch.heard()
-        assert sorted(each.source for each in ends) == ["jwt:c", "jwt:corp"]
-        assert watch.verifier.caches == {}
+        assert watch.told() == {} == watch.verifier.caches
         watch.write("[[issuer]]")
-        (told,) = watch.heard()
-        assert isinstance(told, m.IssuersRead) and "issuers.toml" in told.fault
+        (read,) = watch.heard()
+        assert isinstance(read, m.IssuersRead) and "issuers.toml" in read.fault
+        assert read.issuers == {}, "the old file counts"
         watch.write(a)
-        assert watch.heard() == [m.IssuersRead("")]
+        assert watch.told() == {"corp": first["corp"]}
         assert list(watch.verifier.caches) == ["corp"]
+        assert watch.heard() == []
+        watch.watch.tell_again()
+        assert watch.told() == {"corp": first["corp"]}
+        assert Watch(path, b + a).told() == first, "the order means nothing"
 
     run(test)
 
@@ -178,62 +173,24 @@ def test_an_issuer_that_needs_a_missing_library_leaves_the_old_file(
     run(test)
 
 
-def test_an_end_is_asked_for_until_the_coordinator_has_it(tmp_path: Path) -> None:
+def test_it_is_told_until_it_has_stored_it(tmp_path: Path) -> None:
     path = tmp_path / "issuers.toml"
     a, b = issuer_toml(jwks_file="a"), issuer_toml(jwks_file="b", **B)
 
     def test() -> None:
         watch = Watch(path, a + b)
-        assert watch.heard() == [m.IssuersRead("")]
+        assert set(watch.told()) == {"corp", "b"}
         watch.write(a)
         watch.turn()
         watch.turn()
-        assert watch.answer(Unavailable("it starts again")) == m.EndSignOns("jwt:b")
+        assert set(watch.answer(Unavailable("it starts again")).issuers) == {"corp"}
         watch.turn(RETRY_NS / SECOND_NS / 2)
         assert watch.asked == [], "not at once"
         watch.turn(RETRY_NS / SECOND_NS)
         watch.write(a + issuer_toml(jwks_file="b", audience="x", **B))
         for _ in range(3):
             watch.turn()
-        watch.write(a)
-        for _ in range(3):
-            watch.turn()
-        assert watch.answer() == m.EndSignOns("jwt:b")
-        assert watch.heard() == [m.EndSignOns("jwt:b"), m.IssuersRead("")], (
-            "it has gone again meanwhile"
-        )
-
-    run(test)
-
-
-def test_the_coordinator_is_told_which_entries_are_in_use(tmp_path: Path) -> None:
-    path = tmp_path / "issuers.toml"
-    a, b = issuer_toml(jwks_file="a"), issuer_toml(jwks_file="b", **B)
-
-    def test() -> None:
-        first = Watch(path, a + b)
-        first.heard()
-        assert set(first.digests) == {"corp", "b"}
-        again = Watch(path, b + a)
-        again.heard()
-        assert again.digests == first.digests, "the order means nothing"
-        again = Watch(path, a + issuer_toml(jwks_file="b", prefix="x", **B))
-        again.heard()
-        differ = {name for name in first.digests if again.digests[name] != first.digests[name]}
-        assert differ == {"b"}
-
-    run(test)
-
-
-def test_what_is_not_trusted_when_a_process_starts_ends(tmp_path: Path) -> None:
-    def test() -> None:
-        text = issuer_toml(jwks_file="a")
-        watch = Watch(tmp_path / "issuers.toml", text, signed("jwt:corp"), signed("jwt:b"))
-        assert watch.heard() == [m.EndSignOns("jwt:b"), m.IssuersRead("")]
-        watch.policy.put(signed("jwt:gone"))
-        watch.watch.compare()  # the coordinator has started again
-        assert {each.source for each in watch.heard() if isinstance(each, m.EndSignOns)} == {
-            "jwt:b", "jwt:gone",
-        }  # fmt: skip
+        assert set(watch.answer().issuers) == {"corp"}, "one at a time"
+        assert set(watch.told()) == {"corp", "b"}, "it has come back meanwhile"
 
     run(test)

@@ -16,6 +16,7 @@ import pytest
 from danube_fast.errors import DanubeError
 from danube_fast.security.curve import new_key_pair, write_key_file
 from danube_fast.workers.supervisor.datadir import DataDirectory
+from tests.delivery.test_local_keys import lanes
 from tests.delivery.test_security import SecuredServer
 from tests.shm.children import child
 from tests.shm.test_borders import is_mapped
@@ -161,6 +162,10 @@ def test_a_taken_name_keeps_no_worker_down(server: SecuredServer) -> None:
                 server.come_in("ann", transport="shm", timeout=5) as shm,
             ):
                 shm.producer(TOPIC, timeout=5).publish(b"to an impostor")
+            for transport in ("zmq", "auto"):  # past the impostor
+                with server.come_in("ann", transport=transport, timeout=SECONDS) as near:
+                    near.producer(TOPIC).publish(transport.encode())
+                    assert lanes(near) == {"tcp"}
 
     def has_rings() -> bool:
         try:

@@ -284,7 +284,8 @@ def test_what_is_removed_leaves_nothing_behind() -> None:
     for i in range(len(scopes)):
         policy.remove(f"binding/b{i}")
     left, new = vars(policy), vars(Policy())
-    counted = {"changes", "sign_ons"}
+    assert vars(left["_keys"]) == vars(new["_keys"])
+    counted = {"changes", "sign_ons", "_keys"}
     assert {name: left[name] for name in left.keys() - counted} == {
         name: new[name] for name in new.keys() - counted
     }

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from danube_fast.clock import SystemClock
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BUILTIN_ROLES,
@@ -19,6 +20,7 @@ from danube_fast.security.records import (
 )
 from danube_fast.security.scopes import Glob
 from danube_fast.types import Permission
+from danube_fast.workers.process.access import Access
 
 SEEDS = range(20)
 STEPS = 80
@@ -220,8 +222,40 @@ def test_changes_in_any_order_equal_a_fresh_load(seed: int) -> None:
     for key in rng.sample(list(records), len(records)):
         policy.remove(key)
     left, new = vars(policy), vars(Policy())
-    for name in left.keys() - {"changes", "sign_ons"}:
+    assert vars(left["_keys"]) == vars(new["_keys"]), f"seed {seed}"
+    for name in left.keys() - {"changes", "sign_ons", "_keys"}:
         assert left[name] == new[name], f"seed {seed}: something is left behind in {name}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whose_rights_have_changed_is_told(seed: int) -> None:
+    """Of every answer that is another one behind a change; and not of everyone each time."""
+    rng = random.Random(seed)
+    access = Access(SystemClock())
+    policy, records = access.policy, {}
+    for _ in range(60):
+        change(rng, policy, records)
+    different = unconcerned = 0
+    since = access.version
+    access.take_changed(since)
+    for step in range(STEPS):
+        questions = [
+            (rng.choice(PEOPLE), rng.choice(list(Permission)), random_resource(rng))
+            for _ in range(CHECKS_PER_STEP * 4)
+        ]
+        before = [policy.permits(*each) for each in questions]
+        for _ in range(rng.randint(1, 3)):
+            change(rng, policy, records)
+        changed = access.take_changed(since)
+        since = access.version
+        for question, old in zip(questions, before, strict=True):
+            is_concerned = access.is_concerned(question[0], changed)
+            unconcerned += not is_concerned
+            if policy.permits(*question) != old:
+                different += 1
+                assert is_concerned, f"seed {seed}, step {step}: {question} was {old}; {changed}"
+        assert access.take_changed(since) == frozenset()
+    assert different and unconcerned > STEPS * CHECKS_PER_STEP, (different, unconcerned)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

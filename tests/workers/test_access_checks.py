@@ -10,7 +10,8 @@ import pytest
 
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.clock import MILLISECOND_NS, SystemClock
-from danube_fast.security.records import Credential, Principal
+from danube_fast.security.records import Binding, Credential, Principal, Role
+from danube_fast.types import Permission
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.denials import Denials
 from danube_fast.workers.shard.access_checks import PASS_SLICES, AccessChecks
@@ -47,7 +48,7 @@ class Worker:
         copy: Any = SimpleNamespace(do_work=lambda now_ns: None)
         self.denials = Denials(SystemClock())
         self.checks = AccessChecks(state, self.access, copy, ends, ends, self.denials)
-        self.checks._check_producers = lambda ended, handles: iter(())  # type: ignore[method-assign]
+        self.checks._check_producers = lambda ended, concerned: iter(())  # type: ignore[method-assign]
         self.now_ns = 0
 
     def _close(self, session: Any, how: Any) -> None:
@@ -55,7 +56,7 @@ class Worker:
         session.closed = True
 
     def _close_consumer(self, session: Any, consumer: Any, **why: Any) -> None:
-        del session.consumers[consumer.number]
+        del session.consumers[consumer.consumer_id]
 
     def tick(self) -> None:
         self.now_ns += TICK_NS
@@ -73,7 +74,8 @@ def test_a_revoked_key_ends_all_its_sessions_however_often_rights_change(changes
     worker.access.policy.remove("credential/uid:7")
     for _ in range(2 * PASS_SLICES + 8):  # two passes
         worker.tick()
-        worker.access.policy.changes += changes_on
+        if changes_on:
+            worker.access.policy.changes.all()
     assert len(worker.ended) == SESSIONS
     (line,), lost = worker.denials.take(0)
     assert (line.event, line.action, line.count, lost) == ("closed", "session", SESSIONS, 0)
@@ -87,8 +89,59 @@ def test_many_handles_of_one_session_are_looked_at_within_two_passes() -> None:
     (session, *_) = worker.sessions
     for number in range(20 * SESSIONS):
         sub = SimpleNamespace(partition_id=1, name="s")
-        session.consumers[number] = SimpleNamespace(number=number, subscription=sub)
-    worker.access.policy.changes += 1  # no one has a right
+        session.consumers[number] = SimpleNamespace(
+            consumer_id=number, number=number, subscription=sub
+        )
+    worker.access.policy.changes.all()  # no one has a right
     for _ in range(2 * PASS_SLICES):
         worker.tick()
     assert not session.consumers, f"{len(session.consumers)} go on"
+
+
+def test_a_change_is_looked_at_where_it_may_count_alone() -> None:
+    """Sessions of others are looked at, and nothing that they have open."""
+    worker = Worker()
+    policy = worker.access.policy
+    policy.put(Principal(name="ben", groups=["ops"]))
+    policy.put(Credential(credential="uid:8", principal="ben"))
+    for session in worker.sessions[::2]:
+        session.proof, session.principal = "uid:8", "ben"
+    for session in worker.sessions:
+        sub = SimpleNamespace(partition_id=1, name="s")
+        session.consumers[1] = SimpleNamespace(consumer_id=1, number=1, subscription=sub)
+    bindings = [Binding(name, f"user:{name}", "consumer", "/shop/*") for name in ("pia", "ben")]
+    for binding in bindings:
+        policy.put(binding)
+    while worker.checks.is_busy:
+        worker.tick()
+    asked: list[str] = []
+    check = worker.access.check
+
+    def note(principal: str, *what: Any, **how: Any) -> None:
+        asked.append(principal)
+        check(principal, *what, **how)
+
+    worker.access.check = note  # type: ignore[method-assign]
+
+    def turns() -> set[str]:
+        asked.clear()
+        while worker.checks.is_busy:
+            worker.tick()
+        return set(asked)
+
+    policy.put(Binding("kim", "user:kim", "consumer", "cluster"))
+    assert not turns()
+    policy.put(Binding("ops", "group:ops", "producer", "cluster"))
+    assert turns() == {"ben"}
+    policy.put(Role("other", [Permission.LOOKUP]))
+    assert turns() == {"pia", "ben"}
+    worker.access.loads += 1
+    assert turns() == {"pia", "ben"}
+    assert all(session.consumers for session in worker.sessions) and not worker.ended
+    policy.remove("binding/pia")
+    policy.remove("credential/uid:8")
+    assert turns() == {"pia"}
+    assert {session.number for session in worker.sessions if not session.consumers} == set(
+        range(1, SESSIONS, 2)
+    )
+    assert worker.ended == set(range(0, SESSIONS, 2))

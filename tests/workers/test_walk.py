@@ -21,8 +21,8 @@ TOPIC = "/default/walk"
 MESSAGES = 400
 LEGS = ("publish, client", "served by kernels, worker", "receive and ack, client", "ack, worker")
 CEILINGS = {
-    "zmq": ((58, 50, 20), (168, 132, 48), (122, 84, 26), (272, 212, 60)),
-    "shm": ((58, 50, 20), (168, 132, 48), (122, 84, 26), (272, 200, 60)),
+    "zmq": ((48, 44, 19), (160, 127, 48), (122, 84, 26), (272, 212, 60)),
+    "shm": ((48, 44, 19), (160, 127, 48), (122, 84, 26), (272, 200, 60)),
 }
 """By lane: calls, stays and files of each leg, some percent above what was counted last. Lower them when the walk
 becomes shorter."""

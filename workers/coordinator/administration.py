@@ -29,6 +29,7 @@ from danube_fast.security.audit import (
 )
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import REPLY_TOPICS
+from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.process.denials import Denial
@@ -116,6 +117,8 @@ class Administration:
             self._rates.charge(
                 session.principal, record, proof=session.proof, address=session.address
             )
+        except Undecided:
+            raise
         except DanubeError as error:
             on_read(None, error)
             return
@@ -132,6 +135,8 @@ class Administration:
             else:
                 try:
                     self._run(session, command, on_changed)
+                except Undecided as undecided:
+                    undecided.then(lambda: begun(None))
                 except Exception as fault:  # one bad request must not end the others' sessions
                     _log.exception("%s failed", command.operation)
                     text = f"{command.operation} failed: {fault!r}; see the broker's log"
@@ -143,7 +148,7 @@ class Administration:
         self, session: Session, command: protocol.Admin,
         on_end: Callable[[Any, DanubeError | None], None],
     ) -> None:  # fmt: skip
-        """Run an operation, if the session's principal may."""
+        """Run an operation, if the session's principal may. Raises Undecided."""
         authorize, asked = self._authorizer.authorize, command.arguments
         answer = admin.Answer(on_end)
         admin.run(self._context, authorize, session.principal, command.operation, asked, answer)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from danube_fast.roles import Owner, Processes
 from danube_fast.security import Authorizer
 from danube_fast.security.curve import load_or_make
 from danube_fast.security.records import BOOTSTRAP
+from danube_fast.undecided import Steps
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration
@@ -121,22 +122,20 @@ class Coordinator:
         )
         denials = self._secured.denials if self._secured else Denials(self.clock)
         self.audit = AuditLog(booted, denials) if is_audited(self._settings) else None
-        self.sign_ons = SignOnChecks(self.security, booted.mailbox, self.clock, self.audit)
+        self.sign_ons = SignOnChecks(
+            self._store, self.security, booted.mailbox, self.clock, self.audit
+        )
         if access is not None:
             access.owner_of = self._owner_of
+            access.serve_from(booted.mailbox.run_soon)
             self._begin_security(data_dir / BOOTSTRAP_KEY)
         rates = ChangeRates(
             self._settings.admin_changes_per_second_max, self.clock, self._authorizer, denials
         )
         self.lookups = Lookups(
-            booted,
-            self.connections,
-            self.topics,
-            self.placement,
-            self._authorizer,
-            self.audit,
+            booted, self.connections, self.topics, self.placement, self._authorizer, self.audit,
             rates,
-        )
+        )  # fmt: skip
         self._now_ns = self.clock.monotonic_ns()
         self.slices = Slices(self.clock)
         self.watches = Watches(
@@ -212,6 +211,8 @@ class Coordinator:
         if self.audit_topic is not None:
             self.audit_topic.do_work(now_ns)
         self.security.do_work(now_ns)
+        if self._secured is not None:
+            self._secured.access.do_work(now_ns)
         self.server_key.do_work(now_ns)
         self._boot.counters.set(Counter.SESSIONS, len(self.connections.sessions))
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
@@ -366,7 +367,7 @@ class Coordinator:
         """Return the bytes and the handles of a namespace; see `AdminContext`."""
         return self.namespaces.of(namespace)
 
-    def in_slices(self, steps: Iterator[None]) -> None:
+    def in_slices(self, steps: Steps) -> None:
         """Take steps, a slice in each turn; see `AdminContext`."""
         self.slices.add(steps)
 
@@ -398,6 +399,7 @@ class Coordinator:
             listen=self._settings.listen, admin=self._admin_address, sign_on=self._settings.sign_on,
             tls=bool(self._settings.tls_certificate),
             tls_fault=self._web.tls_fault if self._web is not None else "", issuers_fault=self.sign_ons.issuers_fault,
+            sign_on_fault=self.sign_ons.fault,
             history=self.uploads.status(),
         )  # fmt: skip
 

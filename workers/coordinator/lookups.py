@@ -32,6 +32,7 @@ from danube_fast.net.session import Session
 from danube_fast.security.audit import NAME_CHARACTERS_MAX, AuditRecord, shown_text
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
+from danube_fast.undecided import Undecided, when_decided
 from danube_fast.workers.coordinator.administration import record_of
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
@@ -76,7 +77,7 @@ class Lookups:
         self._deadlines: list[tuple[int, int, str]] = []
         self._order = itertools.count()
         connections.commands.handlers[protocol.Lookup] = self._lookup
-        booted.mailbox.serve(m.FindDeadLetterTopic, self._find_dead_letter_topic)
+        booted.mailbox.serve(m.FindDeadLetterTopic, self._asked_for_dead_letters)
 
     def do_work(self, now_ns: int) -> None:
         """Refuse lookups whose topic did not appear in time."""
@@ -194,6 +195,8 @@ class Lookups:
                 if session.closed:  # revoked meanwhile, perhaps
                     raise Unavailable("the session has ended")
                 self._lookup(session, command, record)
+            except Undecided as undecided:
+                undecided.then(lambda: begun(None))
             except DanubeError as fault:
                 if error is None:
                     self._end(record, fault)
@@ -308,6 +311,9 @@ class Lookups:
             self._audit.record("create_topic", principal=setter, resource=topic)
         self.appeared(topic)
         return record
+
+    def _asked_for_dead_letters(self, request: Request[m.FindDeadLetterTopic]) -> None:
+        when_decided(lambda: self._find_dead_letter_topic(request), request.fail)
 
     def _find_dead_letter_topic(self, request: Request[m.FindDeadLetterTopic]) -> None:
         name = parse_topic(request.message.topic)

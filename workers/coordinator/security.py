@@ -384,12 +384,21 @@ class SecurityDirectory:
 
     def end_sign_ons(self, holder: str) -> int:
         """End the sign-ons that were made so far by a key, for a principal or by a source (see Revocation), also where they
-        are told again later; their number, as far as they are known here. Raises InvalidArgument."""
+        are told again later; their number, as far as they are known here. Raises InvalidArgument, NotFound."""
+        self._check_enforced()
         now_ns, sign_ons = self._clock.wall_ns(), self._policy.sign_ons
         held = [self._policy.get(key) for key in sign_ons.held_by(holder)]
         # the wall clock may have been set back since
         made_ns = max((each.made_ns for each in held if isinstance(each, SignOn)), default=0)
-        self.change([Revocation(holder, max(now_ns, made_ns))])
+        made = Revocation(holder, max(now_ns, made_ns))
+        check_record(made)
+        name = holder.removeprefix("principal/")
+        is_known = held or self._policy.get(holder) or self._policy.get(key_of(made))
+        if name != holder and not is_known:
+            raise NotFound(
+                f"there is no user {name}, and no sign-on of that name; see: danube-fast security sign-ons list"
+            )
+        self.change([made])
         self.remove(
             key_of(record)
             for record in self._all()

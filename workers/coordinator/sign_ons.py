@@ -2,9 +2,10 @@
 
     sign_on --AddSignOns--> checks, one by one --> memory --SecurityChanged--> all copies
             <--outcomes-------------------------------------their answers--'
-            --EndSignOns--> a revocation in the store ---SecurityChanged--> all copies
+            --IssuersRead-> another entry than before: a revocation in the store ---SecurityChanged--> all copies
 
-Nothing is stored: after a restart other processes know them still, and that of sign-on tells them again.
+They are not stored: after a restart other processes know them still, and that of sign-on tells them again. Stored are the
+digests of the entries of issuers that they were made by.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from danube_fast.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from danube_fast.metadata.store import MetadataStore
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import BOOTSTRAP, JWT_SOURCE, SignOn, check_record
@@ -33,6 +35,7 @@ __all__ = ["SignOnChecks"]
 
 PRINCIPAL_WEIGHT_MAX = 20_000
 """Of one principal: others have room when a program signs on without end."""
+ISSUERS_KEY = "/issuers"
 _decoder = msgspec.json.Decoder(SignOn)
 
 
@@ -41,38 +44,40 @@ class SignOnChecks:
 
     def __init__(
         self,
+        store: MetadataStore,
         directory: SecurityDirectory,
         mailbox: Mailbox,
         clock: Clock,
         audit: AuditLog | None = None,
     ) -> None:
         """`audit`: where ends are recorded that no administrator has asked for; None: nowhere."""
-        self._directory, self._clock, self._audit = directory, clock, audit
+        self._store, self._directory, self._clock, self._audit = store, directory, clock, audit
         self.issuers_fault = ""
         """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
-        self._issuers: dict[str, str] = {}
-        """Digests of the entries of trusted issuers, by name, as the process of sign-on told them last."""
+        self.fault = ""
+        """Why the process of sign-on could not start; empty: it has, or there is none."""
+        found = store.get(ISSUERS_KEY)
+        self._issuers: dict[str, str] = {} if found is None else msgspec.json.decode(found.value)
+        """Digests of the entries of trusted issuers, by name, as they are stored: sign-ons of others have been ended."""
         mailbox.serve(m.AddSignOns, self._add)
-        mailbox.serve(m.EndSignOns, self._end)
         mailbox.serve(m.IssuersRead, self._issuers_read)
+        mailbox.serve(m.SignOnFailed, self._failed)
 
-    def _end(self, request: Request[m.EndSignOns]) -> None:
-        self._end_source(request.message.source)
-        request.reply()
-
-    def _end_source(self, source: str) -> None:
-        self._directory.end_sign_ons(source)
-        self._issuers.pop(source.removeprefix(JWT_SOURCE), None)
-        if self._audit is not None:
-            self._audit.record("end_sign_ons", resource=source)
+    def _failed(self, request: Request[m.SignOnFailed]) -> None:
+        self.fault = request.message.fault
 
     def _issuers_read(self, request: Request[m.IssuersRead]) -> None:
-        """Take over what is in use. An entry may have changed while the process of sign-on was down, which cannot tell."""
-        self.issuers_fault, issuers = request.message.fault, request.message.issuers
-        for name, digest in list(self._issuers.items()):
+        """Store what is in use, behind the end of the sign-ons that other entries have let in."""
+        self.issuers_fault, issuers, self.fault = request.message.fault, request.message.issuers, ""
+        for name, digest in self._issuers.items():
             if issuers.get(name) != digest:
-                self._end_source(f"{JWT_SOURCE}{name}")
-        self._issuers = issuers
+                source = f"{JWT_SOURCE}{name}"
+                self._directory.end_sign_ons(source)
+                if self._audit is not None:
+                    self._audit.record("end_sign_ons", resource=source)
+        if issuers != self._issuers:
+            self._store.put(ISSUERS_KEY, msgspec.json.encode(issuers))
+            self._issuers = issuers
         request.reply()
 
     def _add(self, request: Request[m.AddSignOns]) -> None:
@@ -83,11 +88,13 @@ class SignOnChecks:
         policy, now_ns = self._directory.policy, self._clock.wall_ns()
         policy.purge(now_ns)
         seen: set[str] = set()
-        for data in request.message.records:
+        for data, entry in zip(request.message.records, request.message.entries, strict=True):
             try:
                 record = _decoder.decode(data)
                 if record.public_key in seen:
                     raise Unavailable("this key signs on just now; try again")
+                if entry and self._issuers.get(record.source.removeprefix(JWT_SOURCE)) != entry:
+                    raise Unavailable("what is trusted here changes just now; try again")
                 self._check(policy, record, now_ns, sum(map(weight_of, admitted)))
             except DanubeError as error:
                 codes.append(error.code)

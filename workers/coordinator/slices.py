@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import ResourceExhausted
+from danube_fast.undecided import Steps, Undecided
 
 __all__ = ["Slices"]
 
@@ -22,16 +22,18 @@ class Slices:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: deque[Iterator[None]] = deque()
+        self._waiting: deque[Steps] = deque()
+        self._undecided = 0
+        """Lists that wait for answers about rights."""
 
     @property
     def is_busy(self) -> bool:
         """Whether something is under way."""
         return bool(self._waiting)
 
-    def add(self, steps: Iterator[None]) -> None:
+    def add(self, steps: Steps) -> None:
         """Take steps from now on; all of them at once if they are few. Raises ResourceExhausted."""
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) + self._undecided >= WAITING_MAX:
             raise ResourceExhausted(
                 f"{WAITING_MAX} long lists are being made just now; try again in a moment"
             )
@@ -47,11 +49,20 @@ class Slices:
             self._waiting.append(steps)
         return 1
 
-    def _take(self, steps: Iterator[None]) -> bool:
-        """Take one slice; whether it was the last."""
+    def _take(self, steps: Steps) -> bool:
+        """Take one slice; whether it was the last, until an answer about a right comes."""
         until_ns = self._clock.monotonic_ns() + SLICE_NS
         while self._clock.monotonic_ns() < until_ns:
             for _ in range(STEPS_BETWEEN_LOOKS):
-                if next(steps, self) is self:
+                step = next(steps, self)
+                if step is self:
+                    return True
+                if isinstance(step, Undecided):
+                    self._undecided += 1
+                    step.then(lambda: self._go_on(steps))
                     return True
         return False
+
+    def _go_on(self, steps: Steps) -> None:
+        self._undecided -= 1
+        self._waiting.append(steps)

@@ -9,17 +9,20 @@ there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
+from danube_fast.broker.topics.records import TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import REPLY_TOPICS, Permission, TopicPattern
+from danube_fast.undecided import Steps, allowed, sift, when_decided
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.process.mailbox import NEVER_NS
 
@@ -44,14 +47,23 @@ class _Watch:
         self.deadline_ns = deadline_ns
 
     def may_see(self, topic: str) -> bool:
-        """Whether the client may look that topic up. The name of a reply topic is a secret."""
+        """Whether the client may look that topic up. The name of a reply topic is a secret. Raises Unavailable, Undecided."""
         if topic.startswith(REPLY_TOPICS):
             return False
         try:
             self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
-        except DanubeError:
+        except PermissionDenied:
             return False
         return True
+
+    def concerns(self, change: tuple[Change, str]) -> bool:
+        """Whether the client is told of a change. Raises Unavailable, Undecided."""
+        kind, topic = change
+        return (kind is Change.GROWN or self.matches(topic)) and self.may_see(topic)
+
+    def shows(self, record: TopicRecord) -> bool:
+        """Whether the client is told of a topic. Raises Unavailable, Undecided."""
+        return self.matches(record.topic) and self.may_see(record.topic)
 
     def matches(self, topic: str) -> bool:
         """Whether one of the patterns matches."""
@@ -63,7 +75,7 @@ class Watches:
 
     def __init__(
         self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock,
-        in_slices: Callable[[Iterator[None]], None],
+        in_slices: Callable[[Steps], None],
     ) -> None:  # fmt: skip
         """`in_slices` takes steps, a slice of them in each turn."""
         self._in_slices = in_slices
@@ -78,35 +90,37 @@ class Watches:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
         deadline_ns = self._clock.monotonic_ns() + wait_ns
         watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
-        before = self._parked.pop(session.number, None)
-        if before is not None:
-            self._answer(session.number, before, [])
-        news = self._news(watch)
-        if news is None or news or not wait_ns:
-            self._answer(session.number, watch, news)
-            return
-        self._parked[session.number] = watch
-        self._next_ns = min(self._next_ns, watch.deadline_ns)
+        self._replace(session.number)
+        self._look(session.number, watch)
 
     def do_work(self, now_ns: int) -> int:
-        """Answer watches with changes, and those whose time is up; how many."""
+        """Answer watches with changes, and those whose time is up; how many were looked at."""
         count = self._topics.changes.count
         if count == self._seen and now_ns < self._next_ns:
             return 0
-        self._seen = count
-        answered = 0
-        for number, watch in list(self._parked.items()):
-            if self._connections.sessions.by_number(number) is None:
-                del self._parked[number]
-                continue
-            news = self._news(watch)
-            if news is None or news or watch.deadline_ns <= now_ns:
-                del self._parked[number]
-                self._answer(number, watch, news)
-                answered += 1
-        waiting = (watch.deadline_ns for watch in self._parked.values())
-        self._next_ns = min(waiting, default=NEVER_NS)
-        return answered
+        self._seen, self._next_ns = count, NEVER_NS
+        parked, self._parked = self._parked, {}
+        for number, watch in parked.items():
+            when_decided(partial(self._look, number, watch), partial(self._fail, number, watch))
+        return len(parked)
+
+    def _look(self, number: int, watch: _Watch) -> None:
+        """Answer a watch if there is news, or its time is up; park it otherwise. Raises Undecided."""
+        if self._connections.sessions.by_number(number) is None:
+            return
+        news, now_ns = self._news(watch), self._clock.monotonic_ns()
+        if news is None or news or watch.deadline_ns <= now_ns:
+            self._answer(number, watch, news)
+            return
+        self._replace(number)  # one that came while this one waited for an answer about a right
+        self._parked[number] = watch
+        self._next_ns = min(self._next_ns, watch.deadline_ns)
+
+    def _replace(self, number: int) -> None:
+        """Answer the watch of a session that is parked: another one takes its place."""
+        before = self._parked.pop(number, None)
+        if before is not None:
+            self._answer(number, before, [])
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest."""
@@ -117,33 +131,35 @@ class Watches:
         changes = self._topics.changes.since(watch.command.cursor)
         if not changes:
             return changes
-        return [
-            (change, topic)
-            for change, topic in changes
-            if (change is Change.GROWN or watch.matches(topic)) and watch.may_see(topic)
-        ]
+        return allowed(changes, watch.concerns)
 
     def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
         cursor = self._topics.changes.cursor
         if news is None:
-            self._in_slices(self._list(number, watch, cursor))
+            self._in_slices(self._list_or_fail(number, watch, cursor))
             return
         changes = [[change.value, topic] for change, topic in news]
         self._reply(number, watch, {"cursor": cursor, "changes": changes})
 
-    def _list(self, number: int, watch: _Watch, cursor: str) -> Iterator[None]:
+    def _list_or_fail(self, number: int, watch: _Watch, cursor: str) -> Steps:
+        try:
+            yield from self._list(number, watch, cursor)
+        except DanubeError as error:  # the client asks again
+            self._fail(number, watch, error)
+
+    def _list(self, number: int, watch: _Watch, cursor: str) -> Steps:
         """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. A name that
         is no topic is asked about, too, so that the time does not tell it from a hidden one."""
-        names: list[str] = []
-        for pattern in watch.patterns:
-            if self._topics.topic(pattern.text) is None:
-                watch.may_see(pattern.text)
-            yield
-        for record in self._topics.by_name.behind(""):
-            if watch.matches(record.topic) and watch.may_see(record.topic):
-                names.append(record.topic)
-            yield
-        self._reply(number, watch, {"cursor": cursor, "topics": names})
+        missing = [each.text for each in watch.patterns if self._topics.topic(each.text) is None]
+        yield from sift(missing, watch.may_see, [])
+        found: list[TopicRecord] = []
+        yield from sift(self._topics.by_name.behind(""), watch.shows, found)
+        topics = [record.topic for record in found]
+        self._reply(number, watch, {"cursor": cursor, "topics": topics})
+
+    def _fail(self, number: int, watch: _Watch, error: DanubeError) -> None:
+        answer = protocol.Error(watch.command.request, error.code, str(error))
+        self._connections.reply(number, answer)
 
     def _reply(self, number: int, watch: _Watch, value: dict[str, Any]) -> None:
         self._connections.reply(number, protocol.Result(watch.command.request, value))

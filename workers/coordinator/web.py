@@ -57,6 +57,8 @@ class WebThread:
         self._clock, self._settings = clock, settings
         self._guard = RequestAccess(access, clock, denials) if access is not None else None
         self._tls: ServerTls | None = None
+        self._tls_wait = ""
+        """Why the port has no TLS yet; empty: it has, or needs none."""
         view.exposure = self._exposure
         self._server: Any = None
         self._stopped = threading.Event()
@@ -78,9 +80,12 @@ class WebThread:
         """Why the newest TLS files are not in use, or refuse clients; empty: all is well, or there are none."""
         tls = self._tls
         if tls is None:
-            return ""
+            return self._tls_wait
         if 0 < tls.crl_expires_ns <= self._clock.wall_ns() and not tls.fault:
-            return "a list of revoked client certificates has expired, and clients of its CA are refused: give its newest list"
+            return (
+                f"a list of revoked certificates in {self._settings.tls_client_crl} has expired, and clients of its CA are "
+                "refused: give its newest list"
+            )
         return tls.fault
 
     def _exposure(self) -> Exposure:
@@ -98,14 +103,13 @@ class WebThread:
             return
         from danube_fast.security.tls import ServerTls
 
-        said = ""
         while self._tls is None and not self._stopped.is_set():
             try:
                 self._tls = ServerTls.of(self._settings)
             except DanubeError as error:  # the broker goes on without its admin port meanwhile
-                if str(error) != said:
-                    said = str(error)
-                    _log.error("the admin port waits: %s", error)
+                said, self._tls_wait = self._tls_wait, f"the admin port waits: {error}"
+                if self._tls_wait != said:
+                    _log.error("%s", self._tls_wait)
                 self._stopped.wait(RETRY_SECONDS)
 
     def _run(self) -> None:

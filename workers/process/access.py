@@ -14,10 +14,12 @@ from typing import Any
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import PermissionDenied, Unavailable
 from danube_fast.security.authentication import Identity
-from danube_fast.security.authorizers import GuardedAuthorizer
+from danube_fast.security.authorizers import AskedAuthorizer
+from danube_fast.security.changed_rights import Subjects
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
 from danube_fast.types import REPLY_TOPICS, Permission
+from danube_fast.undecided import Undecided
 from danube_fast.workers.process.commands import OWN_SESSION
 
 __all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
@@ -44,9 +46,12 @@ def may_not_publish(setter: str, topic: str) -> PermissionDenied:
 
 
 class Access:
-    """The Authenticator and the Authorizer of a secured process. ZAP's thread asks `admits`, the loop all else."""
+    """The Authenticator and the Authorizer of a secured process. ZAP's thread asks `admits`, the loop all else.
 
-    def __init__(self, clock: Clock, outer: GuardedAuthorizer | None = None) -> None:
+    A question to the authorizer of another package is Undecided until it has answered.
+    """
+
+    def __init__(self, clock: Clock, outer: AskedAuthorizer | None = None) -> None:
         """`outer`: of another package; it can take away what roles allow."""
         self._outer = outer
         self.policy = Policy()
@@ -77,7 +82,25 @@ class Access:
     @property
     def version(self) -> tuple[int, int, int]:
         """Which rights there are: another one after each change; a new sign-on changes none."""
-        return self.policy.changes, self.loads, 0 if self._outer is None else self._outer.version
+        return (
+            self.policy.changes.count,
+            self.loads,
+            0 if self._outer is None else self._outer.version,
+        )
+
+    def take_changed(self, since: tuple[int, int, int]) -> Subjects:
+        """Return whose rights may be others than in that version, where they were taken last."""
+        taken, version = self.policy.changes.take(), self.version
+        if since == version:
+            return frozenset()
+        # rules of another package may say anything about anyone
+        return None if self._outer is not None or since[1:] != version[1:] else taken
+
+    def is_concerned(self, principal: str, changed: Subjects) -> bool:
+        """Whether rights of a principal may have changed with those of these subjects."""
+        if changed is None or f"user:{principal}" in changed:
+            return True
+        return bool(changed) and not changed.isdisjoint(self.policy.subjects_of(principal) or ())
 
     def admits(self, proof: str) -> bool:
         """Whether a connection with that proof may be made; HELLO asks again. Raises Unavailable."""
@@ -127,30 +150,46 @@ class Access:
             )
 
     def authorize(self, principal: str, permission: Permission, resource: str) -> None:
-        """Return if the principal may do that. Raises PermissionDenied, Unavailable."""
+        """Return if the principal may do that. Raises PermissionDenied, Unavailable, Undecided."""
         if resource == OWN_SESSION:  # what was opened was authorized then
             return
         self._check_fresh()
+        self.check(principal, permission, resource)
+
+    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
+        """Whether the principal may do that, by the copy as it is. Raises Undecided."""
+        try:
+            self.check(principal, permission, resource)
+        except Undecided:
+            raise
+        except (PermissionDenied, Unavailable):
+            return False
+        return True
+
+    def check(
+        self, principal: str, permission: Permission, resource: str, *, is_open: bool = False
+    ) -> None:
+        """Return if the principal may do that, by the copy as it is. Raises PermissionDenied, Undecided; Unavailable if the
+        authorizer of another package does not decide. What `is_open` is asked about before what shall be."""
         of_reply = self._permits_reply(principal, permission, resource)
         if of_reply is None:
             self._authorizer.authorize(principal, permission, resource)
             if self._outer is not None and principal != BOOTSTRAP:
-                self._outer.authorize(principal, permission, resource)
+                self._outer.authorize(principal, permission, resource, is_first=is_open)
         elif not of_reply:
             raise PermissionDenied(
                 f"{principal} may not {permission} {resource}: only the client that made a reply topic reads it"
             )
 
-    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
-        """Whether the principal may do that, by the copy as it is."""
-        of_reply = self._permits_reply(principal, permission, resource)
-        if of_reply is not None:
-            return of_reply
-        return self.policy.permits(principal, permission, resource) and (
-            self._outer is None
-            or principal == BOOTSTRAP
-            or self._outer.permits(principal, permission, resource)
-        )
+    def serve_from(self, in_loop: Callable[[Callable[[], None]], None]) -> None:
+        """Let the loop go on with what waits for another package's authorizer; `in_loop` hands it work."""
+        if self._outer is not None:
+            self._outer.in_loop = in_loop
+
+    def do_work(self, now_ns: int) -> None:
+        """Look after questions that wait, in the loop."""
+        if self._outer is not None:
+            self._outer.do_work(now_ns)
 
     def _permits_reply(self, principal: str, permission: Permission, resource: str) -> bool | None:
         """Whether a principal may do that with a reply topic; None: roles decide.

@@ -2,6 +2,8 @@
 
     HELLO    -> greeter -> WELCOME or ERROR
     a command -> session? -> permitted? -> its handler, which answers now or later
+                   ^             '--not known yet: the command waits, others go on
+                   '-----------------when it is known
 
 Both kinds of processes that clients connect to use it; each part brings the handlers of its commands.
 """
@@ -9,15 +11,23 @@ Both kinds of processes that clients connect to use it; each part brings the han
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.errors import DanubeError, Internal, InvalidArgument, PermissionDenied
+from danube_fast.errors import (
+    DanubeError,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    Unavailable,
+)
 from danube_fast.net import protocol as p
 from danube_fast.net.greeting import NO_SESSION_TEXT, Greeter
 from danube_fast.net.session import Session, Sessions
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import Permission
+from danube_fast.undecided import Undecided
 from danube_fast.workers.process.denials import Denial, Denials
 
 __all__ = ["OWN_SESSION", "Commands", "Handler"]
@@ -34,6 +44,10 @@ _ACTIONS: dict[type, str] = {
     p.Watch: "watch",
 }
 """Commands that are refused, as records of denials name them."""
+PUT_OFF_MAX = 16_384
+PUT_OFF_OF_ONE_MAX = 2048
+"""Commands of one session that wait for answers about rights."""
+_ConsumerKey = tuple[int, int | None]
 Handler = Callable[[Session, Any], None]
 
 
@@ -57,6 +71,11 @@ class Commands:
             lambda session, command, error: error
         )
         """What a client is told that has no right."""
+        self._put_off_by: Counter[int] = Counter()
+        """Commands that wait for answers about rights, by the session's number."""
+        self._put_off_count = 0
+        self._opening: dict[_ConsumerKey, Undecided] = {}
+        """What consumers wait for to be opened, by session and consumer."""
         self.denials: Denials | None = None
         """Told of each refusal; None: no one wants to know."""
         self.address_of: Callable[[bytes], str] = lambda identity: ""
@@ -78,21 +97,60 @@ class Commands:
             self._reply(identity, p.Error(request, p.Status.NO_SESSION, NO_SESSION_TEXT))
             return
         session.last_seen_ns = now_ns
-        handler = self.handlers.get(type(command))
+        self._run_answered(session, command)
+
+    def _run_answered(self, session: Session, command: Any) -> None:
+        """Run a command, and answer what prevents it."""
+        request, name = getattr(command, "request", 0), type(command).__name__
         try:
-            if handler is None:
-                name = type(command).__name__
+            if type(command) not in self.handlers:
                 raise InvalidArgument(f"{name} is not served here: {self._unknown}")
             self.run(session, command)
         except DanubeError as error:
-            self._reply(identity, p.Error(request, error.code, str(error)))
+            self._reply(session.identity, p.Error(request, error.code, str(error)))
         except Exception as error:  # one bad request must not end the others' sessions
-            _log.exception("%s failed", type(command).__name__)
-            text = f"{type(command).__name__} failed: {error!r}; see the broker's log"
-            self._reply(identity, p.Error(request, Internal.code, text))
+            _log.exception("%s failed", name)
+            text = f"{name} failed: {error!r}; see the broker's log"
+            self._reply(session.identity, p.Error(request, Internal.code, text))
 
     def run(self, session: Session, command: Any) -> None:
-        """Run a command that has a handler, if the session's principal may. Raises DanubeError."""
+        """Run a command that has a handler, if the session's principal may: now, or when that is known. Raises
+        DanubeError."""
+        if self._opening:  # CLOSE_CONSUMER does not overtake the SUBSCRIBE
+            before = self._opening.get(_consumer_of(session, command))
+            if before is not None:
+                self._put_off(session, command, before)
+                return
+        try:
+            self._run(session, command)
+        except Undecided as undecided:
+            self._put_off(session, command, undecided)
+            if type(command) is p.Subscribe:
+                self._opening[_consumer_of(session, command)] = undecided
+
+    def _put_off(self, session: Session, command: Any, undecided: Undecided) -> None:
+        """Run a command again when a right is known that it needs. Raises Unavailable."""
+        number, consumer = session.number, _consumer_of(session, command)
+        if self._put_off_count >= PUT_OFF_MAX or self._put_off_by[number] >= PUT_OFF_OF_ONE_MAX:
+            raise Unavailable(
+                "too many commands wait for answers about rights just now; try again in a moment"
+            )
+        self._put_off_by[number] += 1
+        self._put_off_count += 1
+
+        def again() -> None:
+            self._put_off_count -= 1
+            self._put_off_by[number] -= 1
+            if not self._put_off_by[number]:
+                del self._put_off_by[number]
+            if self._opening.get(consumer) is undecided:
+                del self._opening[consumer]
+            if not session.closed:
+                self._run_answered(session, command)
+
+        undecided.then(again)
+
+    def _run(self, session: Session, command: Any) -> None:
         permission = self.permissions.get(type(command))
         if permission is not None:
             self._authorize(session, permission, command)
@@ -127,8 +185,9 @@ class Commands:
         try:
             self._authorizer.authorize(session.principal, permission, resource)
         except PermissionDenied as error:
+            refusal = self.refusal_of(session, command, error)
             self._note(session, command, resource)
-            raise self.refusal_of(session, command, error) from None
+            raise refusal from None
         for also, other in self.more_needed(command):
             try:
                 self._authorizer.authorize(session.principal, also, other)
@@ -149,3 +208,8 @@ class Commands:
         """Note that no session was opened: what a connection proves names no one, or not any more."""
         if self.denials is not None:
             self.denials.note(Denial("hello", "", proof, address))
+
+
+def _consumer_of(session: Session, command: Any) -> _ConsumerKey:
+    """Name the consumer that a command is about."""
+    return session.number, getattr(command, "consumer_id", None)

@@ -235,6 +235,8 @@ class Mailbox:
         self._bell, self._peers, self._clock = bell, peers, clock
         self._deadlines: list[tuple[int, int, Link]] = []
         self._ended: list[tuple[Call, Reply]] = []
+        self._handed: deque[Callable[[], None]] = deque()
+        """What other threads of the process want to be done."""
         self._next_request = 1
         self._now_ns = clock.monotonic_ns()
         self.pauses = 0
@@ -320,11 +322,11 @@ class Mailbox:
             self._bell.cancel_sleep()
             silent, self.silent = self.silent, False
             if silent and not [link for link in self._links.values() if link.calls or link.queue]:
-                return 0  # a peer that pushes rings
+                return self._run_handed()  # a peer that pushes rings
             self._bell.drain()
         if looks:
             self._look_ns = now_ns + LOOK_NS
-        done = 0
+        done = self._run_handed()
         for link in self._links.values():
             if looks:
                 self._look(link)
@@ -358,10 +360,24 @@ class Mailbox:
         """End the sleep of the own process; any of its threads may call it."""
         signal_eventfd(self._bell.fileno())
 
+    def run_soon(self, work: Callable[[], None]) -> None:
+        """Let the loop do something in its next turn; any thread of the process may call it."""
+        self._handed.append(work)
+        self.wake()
+
+    def _run_handed(self) -> int:
+        count = len(self._handed)
+        for _ in range(count):
+            try:
+                self._handed.popleft()()
+            except Exception:  # the loop goes on
+                _log.exception("what another thread wanted to be done has failed")
+        return count
+
     def prepare_sleep(self) -> bool:
         """Announce sleep. False (and no announcement) if there is something to do already."""
         self._bell.prepare_sleep()
-        self._asleep = not self._ended
+        self._asleep = not self._ended and not self._handed
         for link in self._links.values():
             self._asleep = self._asleep and not link.inbound.readable
         if not self._asleep:

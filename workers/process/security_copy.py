@@ -54,6 +54,7 @@ class SecurityCopy:
         """How many pauses of this process there were when the coordinator was asked last; and when it was asked what it
         has answered."""
         access.has_heard = self._has_heard
+        access.serve_from(mailbox.run_soon)
         mailbox.serve(m.SecurityChanged, self._changed)
         mailbox.serve(m.SecurityConfirmed, self._confirmed)
         mailbox.epoch_watchers.append(self._peer_restarted)

@@ -1,6 +1,7 @@
-"""Look again at all that clients have open when rights change, or credentials end.
+"""Look again at what clients have open when rights change, or credentials end.
 
     change, or a second --> pass: sessions --gone?--> closed, with its rings
+                                  of those whose rights may have changed:
                                   producers, consumers --no right any more?--> closed, the client is told
                                   --what was closed, counted--> audit log
 
@@ -10,16 +11,20 @@ end, and another one follows: however often they change, each client is looked a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from danube_fast.broker.admission.layout import SESSION_ARRIVED, ProducerWord
+from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Parting
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
-from danube_fast.errors import PermissionDenied
+from danube_fast.errors import DanubeError, PermissionDenied
 from danube_fast.net.session import Session
+from danube_fast.security.changed_rights import Subjects
 from danube_fast.types import Permission
+from danube_fast.undecided import Undecided
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.denials import Closings, Denials
 from danube_fast.workers.process.security_copy import SecurityCopy
@@ -37,6 +42,8 @@ SLICE_CHECKS_MIN = 5
 SLICE_NS = 5 * MILLISECOND_NS
 EXPIRY_NS = SECOND_NS
 """How often credentials are looked at that end by themselves."""
+UNDECIDED_MAX = 64
+"""Handles of a pass that wait for answers of another package's authorizer; the pass goes on when there are fewer."""
 _REVOKED = "the right to do this was taken away; ask an administrator of the broker"
 
 
@@ -62,6 +69,8 @@ class AccessChecks(Job):
         self._slice_checks = SLICE_CHECKS_MIN
         """Of the pass under way."""
         self._pass: Iterator[None] | None = None
+        self._undecided = 0
+        """Handles of the pass that wait for answers."""
 
     @property
     def is_busy(self) -> bool:
@@ -76,21 +85,25 @@ class AccessChecks(Job):
     def do_work(self, now_ns: int) -> None:
         """Do a slice of the pass that is under way, or begin one if it is time."""
         self._copy.do_work(now_ns)
+        self._access.do_work(now_ns)
         version = self._newest
         if self._pass is None and (version != self._checked or now_ns >= self._next_ns):
-            is_changed, self._checked = version != self._checked, version
+            changed = self._access.take_changed(self._checked)
+            self._checked = version
             self._next_ns = now_ns + EXPIRY_NS
-            self._pass = self._check_all(handles=is_changed)
-            count = self._count_open() if is_changed else len(self._state.sessions)
+            self._pass = self._check_all(changed)
+            count = len(self._state.sessions) if changed == frozenset() else self._count_open()
             self._slice_checks = max(SLICE_CHECKS_MIN, -(-count // PASS_SLICES))
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
             for _ in range(self._slice_checks):
+                if self._undecided >= UNDECIDED_MAX:
+                    return
                 if next(self._pass, self) is self:
                     self._pass = None
                     return
                 if self._access.clock.monotonic_ns() > until_ns:
-                    return  # rules of another package may take their time
+                    return
 
     def _count_open(self) -> int:
         """Number of sessions, consumers and producers."""
@@ -99,18 +112,22 @@ class AccessChecks(Job):
         producers = np.count_nonzero(self._state.tables.producers[:, ProducerWord.SESSION] > 0)
         return len(sessions) + consumers + int(producers)
 
-    def _check_all(self, *, handles: bool) -> Iterator[None]:
-        """Check everything, one thing with each step; of the sessions alone without `handles`."""
+    def _check_all(self, changed: Subjects) -> Iterator[None]:
+        """Check all sessions, and what those have open whose rights may have changed; one thing with each step."""
         ended: dict[int, Session] = {}
+        concerned: set[int] = set()
         for session in self._state.sessions:
             if not session.closed and self._access.principal_of(session.proof) != session.principal:
                 self._revoke(session)
                 ended[session.number] = session
-            elif handles:
+            elif self._access.is_concerned(session.principal, changed):
+                concerned.add(session.number)
                 yield from self._check_consumers(session)
             yield
-        if handles or ended:
-            yield from self._check_producers(ended, handles=handles)
+        if concerned or ended:  # a session that came since opens with the rights of now
+            yield from self._check_producers(ended, concerned)
+        while self._undecided:
+            yield
         self._closings.tell()
 
     def _check_consumers(self, session: Session) -> Iterator[None]:
@@ -121,10 +138,35 @@ class AccessChecks(Job):
             resource = self._resource_of(consumer)
             if resource is None:
                 continue
-            if not self._access.permits(session.principal, Permission.CONSUME, resource):
-                self._consumers.close(session, consumer, code=PermissionDenied.code, text=_REVOKED)
-                self._closings.note(session, "consumer", resource)
+            close = partial(self._close_consumer, session, consumer, resource)
+            self._judge(session.principal, Permission.CONSUME, resource, close)
             yield
+
+    def _judge(
+        self, principal: str, permission: Permission, resource: str, close: Callable[[DanubeError], None]
+    ) -> None:  # fmt: skip
+        """Close a handle, now or when it is decided, unless the principal has its right still."""
+        try:
+            self._access.check(principal, permission, resource, is_open=True)
+        except Undecided as undecided:
+            self._undecided += 1
+
+            def again() -> None:
+                self._undecided -= 1
+                self._judge(principal, permission, resource, close)
+
+            undecided.then(again)
+        except DanubeError as error:
+            close(error)
+
+    def _close_consumer(
+        self, session: Session, consumer: Consumer, resource: str, error: DanubeError
+    ) -> None:
+        if session.consumers.get(consumer.consumer_id) is not consumer:
+            return  # it has gone meanwhile
+        text = _REVOKED if isinstance(error, PermissionDenied) else str(error)
+        self._consumers.close(session, consumer, code=error.code, text=text)
+        self._closings.note(session, "consumer", resource)
 
     def _resource_of(self, consumer: Consumer) -> str | None:
         """Name what a consumer needs its right on; None: the partition is not here any more."""
@@ -133,12 +175,12 @@ class AccessChecks(Job):
             return None
         return subscription_resource(partition.topic, consumer.subscription.name)
 
-    def _check_producers(self, ended: dict[int, Session], *, handles: bool) -> Iterator[None]:
+    def _check_producers(self, ended: dict[int, Session], concerned: set[int]) -> Iterator[None]:
         """Close producers whose session may not publish to their topic any more: with its next publish the client opens it
         again, and is refused. Those of sessions that have `ended` are closed already, and counted."""
         tables = self._state.tables
-        producers = tables.producers
-        for slot in np.flatnonzero(producers[:, ProducerWord.SESSION] > 0).tolist():
+        asked = np.isin(tables.producers[:, ProducerWord.SESSION], [*ended, *concerned])
+        for slot in np.flatnonzero(asked).tolist():
             number = int(tables.producers[slot, ProducerWord.SESSION])
             session = ended.get(number) or self._state.sessions.by_number(number)
             partition = self._state.partition(
@@ -148,12 +190,19 @@ class AccessChecks(Job):
                 continue
             if number in ended:
                 self._closings.note(session, "producer", partition.topic)
-            elif handles and not self._access.permits(
-                session.principal, Permission.PRODUCE, partition.topic
-            ):
-                tables.producers[slot, ProducerWord.SESSION] = SESSION_ARRIVED
-                self._closings.note(session, "producer", partition.topic)
+            elif number in concerned:
+                close = partial(self._close_producer, session, slot, partition)
+                self._judge(session.principal, Permission.PRODUCE, partition.topic, close)
             yield
+
+    def _close_producer(
+        self, session: Session, slot: int, partition: Partition, error: DanubeError
+    ) -> None:
+        row = self._state.tables.producers[slot]
+        opened = row[ProducerWord.SESSION], row[ProducerWord.PARTITION_ID]
+        if opened == (session.number, partition.partition_id):  # it has not gone meanwhile
+            row[ProducerWord.SESSION] = SESSION_ARRIVED
+            self._closings.note(session, "producer", partition.topic)
 
     def _revoke(self, session: Session) -> None:
         """End a session whose principal is not what its proof names: what was queued for it is dropped."""

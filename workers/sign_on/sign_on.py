@@ -4,7 +4,8 @@
            <--principal, end, server keys-----------------------answer-------'
 
 One event loop in one thread: HTTP, the mailbox, timers. Keys of issuers are fetched by threads beside it. Clients that
-are in need nothing of it; while it is down no client signs on, and the supervisor starts it again.
+are in need nothing of it; while it is down no client signs on, and the supervisor starts it again. A start of the broker
+waits for it, so that one with files or an authenticator that cannot be used is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ BATCH_MAX = 256
 ADD_TIMEOUT_MS = 3000
 SERVER_KEY_NS = SECOND_NS
 """How often the broker's public keys are read."""
-Waiting = tuple[bytes, "asyncio.Future[None] | None"]
+Waiting = tuple[bytes, str, "asyncio.Future[None] | None"]
 
 
 class SignOnProcess:
@@ -70,10 +71,10 @@ class SignOnProcess:
         files = issuer_files(settings)
         authenticator = load_authenticator(settings, booted.clock)
         self._verifier = Verifier(self._access.policy, files.loaded, booted.clock, authenticator)
-        self._issuers = IssuerWatch(files, self._verifier, self._access.policy, booted.mailbox)
+        self._issuers = IssuerWatch(files, self._verifier, booted.mailbox)
         self._tls = ServerTls.of(settings)
         self._waiting: list[Waiting] = []
-        """Records that the next message to the coordinator takes."""
+        """Records that the next message to the coordinator takes, and the entries that have vouched for them."""
         self._is_sending = False
         self._server_keys: list[str] = []
         self._keys_ns: int | None = None
@@ -157,7 +158,7 @@ class SignOnProcess:
             public_key, found.principal, found.groups, found.expires_ns, found.source, found.registered, made_ns
         )  # fmt: skip
         try:
-            await self._add(record)
+            await self._add(record, found.entry)
         except PermissionDenied:
             self._denials.note(
                 Denial("sign_on", found.principal, address=address, resource=found.source)
@@ -167,10 +168,10 @@ class SignOnProcess:
         self._read_server_keys()
         return Grant(found.principal, left_ns // SECOND_NS, self._server_keys)
 
-    async def _add(self, record: SignOn) -> None:
+    async def _add(self, record: SignOn, entry: str) -> None:
         """Bring a sign-on into force, together with others of this moment. Raises DanubeError."""
         done: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((msgspec.json.encode(record), done))
+        self._waiting.append((msgspec.json.encode(record), entry, done))
         self._send_soon()
         await done
 
@@ -181,11 +182,11 @@ class SignOnProcess:
 
     def _send(self) -> None:
         some, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
-        message = m.AddSignOns([data for data, _ in some])
+        message = m.AddSignOns([data for data, _, _ in some], [entry for _, entry, _ in some])
 
         def answered(reply: Reply) -> None:
             added: m.SignOnsAdded = reply.value
-            for place, (_, done) in enumerate(some):
+            for place, (_, _, done) in enumerate(some):
                 if done is None or done.done():  # its client is gone
                     continue
                 error = reply.error
@@ -206,9 +207,9 @@ class SignOnProcess:
     def _tell_again(self) -> None:
         """Tell a coordinator that has started again of the sign-ons that it had; what it refuses now ends elsewhere, too."""
         self._loads = self._access.loads
-        self._issuers.compare()
+        self._issuers.tell_again()
         again = self._access.policy.sign_ons.all()
-        self._waiting += [(msgspec.json.encode(record), None) for record in again]
+        self._waiting += [(msgspec.json.encode(record), "", None) for record in again]
         self._send_soon()
 
     def _read_server_keys(self) -> None:
@@ -230,9 +231,13 @@ def main() -> int:
     booted = boot()
 
     def run() -> None:
-        process = SignOnProcess(booted)
-        booted.freeze_heap()
-        process.run()
+        try:
+            process = SignOnProcess(booted)
+            booted.freeze_heap()
+            process.run()
+        except DanubeError as error:
+            booted.mailbox.notify(COORDINATOR, m.SignOnFailed(str(error)))
+            raise
         booted.set_state(ProcessState.STOPPED)
 
     return booted.exit_code_of(run)

@@ -24,21 +24,25 @@ workers may change from start to start.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 from pathlib import Path
 
 from danube_fast.durable import replace_file, sync_directory
-from danube_fast.errors import DataLoss, FailedPrecondition, Unavailable
+from danube_fast.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from danube_fast.workers.process.layout import METADATA_SEAL
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "DataDirectory"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "LOGS", "DataDirectory"]
 
 FORMAT = "FORMAT"
 """File with the version of the format."""
 FORMAT_VERSION = 1
 """Format that this version writes; it reads this one and the one before."""
+
+LOGS = "LOGS"
+"""File with the number of logs in use."""
 
 TOKEN_CHARACTERS = 32
 
@@ -78,6 +82,26 @@ class DataDirectory:
             os.close(lock_fd)
             raise
         return cls(root, lock_fd)
+
+    @classmethod
+    def open_existing(cls, path: Path) -> DataDirectory:
+        """Lock the directory of a broker that is stopped, for a command of its user.
+
+        Raises NotFound if there is none, FailedPrecondition if a broker runs there (with its pid) or it belongs to
+        another user, Unavailable if it cannot be written.
+        """
+        root = path.absolute()
+        if not (root / FORMAT).is_file():
+            raise NotFound(
+                f"{root} is no data directory of a broker; name it with --data-dir, as for serve"
+            )
+        owner = root.stat().st_uid
+        if owner != os.geteuid():
+            raise FailedPrecondition(
+                f"{root} belongs to user {owner}, and the broker must be able to read what is made here: run this as "
+                "that user"
+            )
+        return cls.open(str(root))
 
     def close(self) -> None:
         """Release the lock."""
@@ -128,7 +152,7 @@ class DataDirectory:
         while _segments(self._folder(log_id)):
             log_id += 1
         if log_id > self._logs_used():
-            replace_file(self.path / "LOGS", f"{_LOGS_PREFIX}{log_id}\n".encode())
+            replace_file(self.path / LOGS, f"{_LOGS_PREFIX}{log_id}\n".encode())
 
     def _folder(self, log_id: int) -> Path:
         return self.path / "logs" / f"{log_id:0{_LOG_DIGITS}}"
@@ -136,7 +160,7 @@ class DataDirectory:
     def _logs_used(self) -> int:
         """Read what `note_used` recorded."""
         try:
-            text = (self.path / "LOGS").read_text(encoding="utf-8", errors="replace")
+            text = (self.path / LOGS).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return 0
         count = text.removeprefix(_LOGS_PREFIX).strip()
@@ -172,8 +196,9 @@ def _lock(root: Path, lock_fd: int) -> None:
             f"the data directory {root} is in use by the server with pid {pid or 'unknown'}; stop "
             "that one, or choose another directory with --data-dir"
         ) from error
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the pid is only there to be named
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def _check_format(root: Path) -> None:

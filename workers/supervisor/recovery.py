@@ -9,16 +9,15 @@ Who may write the data directory may do this; there is no other way in.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from danube_fast.durable import replace_file, sync_directory
-from danube_fast.errors import FailedPrecondition, NotFound, Unavailable
+from danube_fast.errors import Unavailable
 from danube_fast.security.curve import new_key_pair, write_key_file
 from danube_fast.security.server_keys import ServerKeys
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY, RECOVER_ADMIN
-from danube_fast.workers.supervisor.datadir import FORMAT, DataDirectory
+from danube_fast.workers.supervisor.datadir import DataDirectory
 
 __all__ = ["Recovered", "recover"]
 
@@ -40,17 +39,7 @@ def recover(data_dir: Path, *, new_server_key: bool) -> Recovered:
     key is lost, InvalidArgument if it is damaged, Unavailable if nothing can be written.
     """
     folder = data_dir.absolute()
-    if not (folder / FORMAT).is_file():
-        raise NotFound(
-            f"{folder} is no data directory of a broker; name it with --data-dir, as for serve"
-        )
-    owner = folder.stat().st_uid
-    if owner != os.geteuid():
-        raise FailedPrecondition(
-            f"{folder} belongs to user {owner}, and the broker must be able to read what is made here: run this as "
-            "that user"
-        )
-    with contextlib.closing(DataDirectory.open(str(folder))):
+    with contextlib.closing(DataDirectory.open_existing(folder)):
         keys = ServerKeys(folder)
         rotation = keys.replace() if new_server_key else keys.open()
         path = folder / BOOTSTRAP_KEY

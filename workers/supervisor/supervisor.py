@@ -215,7 +215,7 @@ class Supervisor:
 
     def _plan_restart(self, child: _Child, code: int, now_ns: int) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        is_needed = child.process in self._shared.processes.serving
+        is_needed = child.process in self._shared.processes.starting
         if not self._was_ready and code >= 0 and is_needed:
             raise Unavailable(f"{child.name} {how} before it was ready; its reason stands above")
         quick = now_ns - child.started_ns < QUICK_DEATH_NS
@@ -229,7 +229,7 @@ class Supervisor:
 
     def _all_ready(self) -> bool:
         control = self._shared.control
-        needed = [self._children[process] for process in self._shared.processes.serving]
+        needed = [self._children[process] for process in self._shared.processes.starting]
         statuses = [control.status(child.process) for child in needed]
         return all(
             status.state == ProcessState.READY and status.epoch == child.epoch and child.is_alive

@@ -3,15 +3,13 @@
     broker without auth    lists, then publish() at a pace  |  in turns, one idle while the other is measured
     broker with auth       lists, then publish() at a pace  |
 
-Rights are asked for when a handle opens, never for a message, so over shared memory nothing may be lost. Over ZeroMQ
-clients of a secured broker speak CURVE over tcp: there the ratio says what encryption costs, beside plain tcp.
+Rights are asked for when a handle opens, never for a message, so over shared memory and ipc nothing may be lost. With
+the transport tcp the ratio says what CURVE costs, beside plain tcp.
 """
 
 from __future__ import annotations
 
 import statistics
-
-import msgspec
 
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures, Plan
@@ -28,8 +26,6 @@ WARM_SECONDS = 5.0
 
 def run_auth(rig: Rig, plan: Plan) -> Figures:
     """Rates and the median of publish() with auth, as a part of those without: medians of the ratios of pairs."""
-    if plan.transport == "zmq":
-        plan = msgspec.structs.replace(plan, transport="tcp")
     found: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with (
         rig.own_broker(plan.workload, WORKERS, plan.settings) as plain,

@@ -9,6 +9,7 @@ from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import Permission
+from danube_fast.undecided import when_decided
 
 __all__: list[str] = []
 
@@ -39,13 +40,12 @@ def list_clients(
             if error is not None:
                 answer.fail(error)
                 return
-            try:
-                for row in page.clients:
-                    row.process = context.processes.name(process)
-                    visibility.hide(row)
-            except DanubeError as failure:
-                answer.fail(failure)
-                return
+            when_decided(lambda: shown(page), answer.fail)
+
+        def shown(page: ClientPage) -> None:
+            for row in page.clients:
+                row.process = context.processes.name(process)
+                visibility.hide(row)
             rows.extend(page.clients)
             if page.more or len(rows) >= most:
                 answer.done(Clients(clients=rows, after=f"{process}:{rows[-1].session}"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from danube_fast.broker.admin.registry import (
     AdminContext,
     Answer,
@@ -13,6 +11,7 @@ from danube_fast.broker.admin.visibility import Visibility, answer_in_slices
 from danube_fast.broker.topics.quota import NO_QUOTA
 from danube_fast.errors import PermissionDenied
 from danube_fast.types import CLUSTER, Permission
+from danube_fast.undecided import Steps, sift
 
 __all__: list[str] = []
 
@@ -43,13 +42,11 @@ def list_namespaces(context: AdminContext, answer: Answer) -> None:
     names = context.topics.namespaces.names()
     visibility = Visibility(context, answer.asker)
 
-    def steps() -> Iterator[None]:
-        found = []
-        for name in names:
-            if visibility.shows_namespace(name):
-                found.append({"namespace": name, "topics": context.topics.by_name.count(name)})
-            yield
-        answer.done(found)
+    def steps() -> Steps:
+        found: list[str] = []
+        yield from sift(names, visibility.shows_namespace, found)
+        count = context.topics.by_name.count
+        answer.done([{"namespace": name, "topics": count(name)} for name in found])
 
     answer_in_slices(context, answer, steps)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -22,6 +22,7 @@ from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound, PermissionDenied
 from danube_fast.roles import Owner, Processes
 from danube_fast.types import CLUSTER, Permission
+from danube_fast.undecided import Steps, Undecided
 
 __all__ = [
     "OPERATIONS",
@@ -141,7 +142,7 @@ class SecurityRecords(Protocol):
 
     def end_sign_ons(self, holder: str) -> int:
         """End the sign-ons of a key, a principal or a source that were made so far; their number. Raises InvalidArgument,
-        FailedPrecondition."""
+        FailedPrecondition, and NotFound for a principal that is not known."""
         ...
 
 
@@ -244,7 +245,7 @@ class AdminContext(Protocol):
         """The processes of this host."""
         ...
 
-    def in_slices(self, steps: Iterator[None]) -> None:
+    def in_slices(self, steps: Steps) -> None:
         """Take steps, a slice of them in each turn, so that long ones do not stop the loop; the first at once."""
         ...
 
@@ -327,11 +328,13 @@ def run(
     arguments: dict[str, Any],
     answer: Answer,
 ) -> None:
-    """Run an operation by name. Every outcome, refusals included, goes to `answer`."""
+    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided."""
     try:
         operation, values = check(authorize, principal, name, arguments)
         answer.asker = Asker(principal, authorize)
         operation.function(context, answer, **values)
+    except Undecided:
+        raise
     except DanubeError as error:
         answer.fail(error)
 

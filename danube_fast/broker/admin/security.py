@@ -128,7 +128,8 @@ def end_sign_ons(
     source: str = "",
 ) -> None:  # fmt: skip
     """End the sign-on of a public key, or all of a principal or of a source (`api_key:ID`, `jwt:ISSUER`,
-    `authenticator:NAME`): {"ended"}. Clients are sent away, and may sign on again with what is still good."""
+    `authenticator:NAME`): {"ended"}. Clients are sent away, and may sign on again with what is still good. NotFound for a
+    principal that has neither a record nor a sign-on."""
     holders = [
         f"{kind}{name}"
         for kind, name in (("sign_on/", public_key), ("principal/", principal), ("", source))

@@ -16,6 +16,7 @@ from danube_fast.broker.subscription.policy import parse_policy
 from danube_fast.broker.topics.creation import check_dead_letter_topic
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission, parse_topic
+from danube_fast.undecided import allowed, when_decided
 
 __all__: list[str] = []
 
@@ -32,10 +33,7 @@ def _with_subscriptions(
         if error is not None:
             answer.fail(error)
             return
-        try:
-            then(value.subscriptions)
-        except DanubeError as failure:
-            answer.fail(failure)
+        when_decided(lambda: then(value.subscriptions), answer.fail)
 
     topic_stats(context, Answer(got), topic=topic)
 
@@ -46,7 +44,9 @@ def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> 
     visibility = Visibility(context, answer.asker)
 
     def found(subs: list[SubscriptionTotals]) -> None:
-        answer.done([sub for sub in subs if visibility.shows_subscription(topic, sub.subscription)])
+        answer.done(
+            allowed(subs, lambda sub: visibility.shows_subscription(topic, sub.subscription))
+        )
 
     _with_subscriptions(context, answer, topic, found)
 

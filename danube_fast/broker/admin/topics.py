@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.broker.topics.reply_topics import owner_of_new
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.types import REPLY_TOPICS, Permission, parse_topic
+from danube_fast.undecided import Steps, allowed, sift, when_decided
 
 __all__ = ["topic_stats"]
 
@@ -99,17 +99,14 @@ def list_topics(
     visibility = Visibility(context, answer.asker)
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
 
-    def steps() -> Iterator[None]:
-        found: list[Any] = []
-        for record in context.topics.by_name.behind(after, namespace):
-            if len(found) >= count:
-                break
-            if (
-                not pattern or fnmatch.fnmatchcase(record.topic, pattern)
-            ) and visibility.shows_topic(record.topic):
-                found.append(TopicSummary.of(record))
-            yield
-        answer.done(found)
+    def is_listed(record: TopicRecord) -> bool:
+        is_asked_for = not pattern or fnmatch.fnmatchcase(record.topic, pattern)
+        return is_asked_for and visibility.shows_topic(record.topic)
+
+    def steps() -> Steps:
+        found: list[TopicRecord] = []
+        yield from sift(context.topics.by_name.behind(after, namespace), is_listed, found, count)
+        answer.done([TopicSummary.of(record) for record in found])
 
     answer_in_slices(context, answer, steps)
 
@@ -149,14 +146,16 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
         if errors:
             answer.fail(errors[0])
             return
-        stats = {entry.partition_id: entry for value in values for entry in value}
+        when_decided(lambda: shown([entry for value in values for entry in value]), answer.fail)
+
+    def shown(entries: list[Any]) -> None:
+        stats = {entry.partition_id: entry for entry in entries}
         visibility = Visibility(context, answer.asker)
-        for entry in stats.values():
-            entry.subscriptions = [
-                sub
-                for sub in entry.subscriptions
-                if visibility.shows_subscription(topic, sub.subscription)
-            ]
+        for entry in entries:
+            entry.subscriptions = allowed(
+                entry.subscriptions,
+                lambda sub: visibility.shows_subscription(topic, sub.subscription),
+            )
         partitions = [
             msgspec.structs.replace(stats[number], partition=record.partition_topic(index))
             for index, number in enumerate(record.partition_ids)

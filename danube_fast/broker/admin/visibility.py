@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, Asker
 from danube_fast.broker.answers import ClientConnection
 from danube_fast.errors import DanubeError
 from danube_fast.types import REPLY_TOPICS, Permission
+from danube_fast.undecided import Steps, allowed
 
 __all__ = ["Visibility", "answer_in_slices"]
 
@@ -43,16 +44,14 @@ class Visibility:
 
     def hide(self, client: ClientConnection) -> None:
         """Take out of a row what is open on topics that may not be named; the counts stay."""
-        client.producers = [each for each in client.producers if self.shows_topic(each.topic)]
-        client.consumers = [each for each in client.consumers if self.shows_topic(each.topic)]
+        client.producers = allowed(client.producers, lambda each: self.shows_topic(each.topic))
+        client.consumers = allowed(client.consumers, lambda each: self.shows_topic(each.topic))
 
 
-def answer_in_slices(
-    context: AdminContext, answer: Answer, steps: Callable[[], Iterator[None]]
-) -> None:
+def answer_in_slices(context: AdminContext, answer: Answer, steps: Callable[[], Steps]) -> None:
     """Take steps that end with the answer, a slice of them in each turn of the loop."""
 
-    def guarded() -> Iterator[None]:
+    def guarded() -> Steps:
         try:
             yield from steps()
         except DanubeError as error:

@@ -44,6 +44,7 @@ __all__ = [
     "complete_contexts",
     "value_of",
     "values",
+    "values_of",
 ]
 
 NO_CONTEXT = "none"
@@ -285,12 +286,10 @@ def values() -> dict[str, Value]:
     """Return the values of this command line but for its options. Raises NotFound for a context that is not there,
     FailedPrecondition, InvalidArgument."""
     name = chosen_name()
-    context = ContextFile.read().get(name) if name else BrokerContext()
+    kept = _fields(ContextFile.read().get(name) if name else BrokerContext())
     told = {field: os.environ.get(f"DANUBE_{field.upper()}", "") for field in FIELDS}
     if CLIENT_MARK not in told["sign_on"]:
         told["sign_on"] = ""  # HOST:PORT is a setting of a broker
-    kept = {field: getattr(context, field) for field in FIELDS}
-    kept["server_key"] = " ".join(context.server_key)
     if any(told[field] for field in WAY_IN):
         # the certificate is that of the context's sign-on
         kept |= dict.fromkeys((*WAY_IN, "tls"), "")
@@ -299,6 +298,18 @@ def values() -> dict[str, Value]:
         source = "environment" if told[field] else "context" if kept[field] else "default"
         found[field] = Value(told[field] or kept[field], source)
     return found
+
+
+def values_of(name: str) -> dict[str, Value]:
+    """Return the values of a context, in which neither the environment nor the context in use has a say. Raises as
+    `values`."""
+    kept = _fields(ContextFile.read().get(name))
+    return {field: Value(text, "context" if text else "default") for field, text in kept.items()}
+
+
+def _fields(context: BrokerContext) -> dict[str, str]:
+    kept = {field: getattr(context, field) for field in FIELDS}
+    return kept | {"server_key": " ".join(context.server_key)}
 
 
 def value_of(field: str) -> str:

@@ -23,15 +23,15 @@ def open_client(url: str, access: Access, seconds: float, **options: Any) -> Any
     )
 
 
-def access_of(found: Mapping[str, Value]) -> Access:
-    """Return the way in that these values of a command line say. Raises InvalidArgument that names the variable, or the
-    field of the context, to change."""
+def access_of(found: Mapping[str, Value], context: str = "") -> Access:
+    """Return the way in that these values of a command line say, or all of them of that context. Raises InvalidArgument
+    that names the variable, or the field of the context, to change."""
     is_kept = any(found[field].source == "context" for field in WAY_IN)
 
     def named(field: str) -> str:
         source = found[field].source
-        if source == "context" or (source == "default" and is_kept):
-            return f"{field} of the context {chosen_name()}"
+        if context or source == "context" or (source == "default" and is_kept):
+            return f"{field} of the context {context or chosen_name()}"
         return f"DANUBE_{field.upper()}"
 
     return Access.of({name: value.text for name, value in found.items()}, named)

@@ -13,7 +13,14 @@ import msgspec
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import OutputForm, OutputOption, TopicArgument, YesOption, example
+from danube_fast.cli.options import (
+    OutputForm,
+    OutputOption,
+    TopicArgument,
+    YesOption,
+    example,
+    seconds_from,
+)
 from danube_fast.cli.output import (
     Progress,
     bytes_text,
@@ -86,11 +93,16 @@ def flush(
     hold_seconds: Annotated[
         int,
         typer.Option(
-            min=0, help="Keep its objects for so long, for readers that have the store alone."
+            parser=seconds_from(0, whole=True),
+            metavar="TIME",
+            help="Keep its objects for so long, for readers that have the store alone.",
         ),
     ] = 0,
     wait_seconds: Annotated[
-        int, typer.Option(min=1, help="How long the upload may take.")
+        int,
+        typer.Option(
+            parser=seconds_from(1, whole=True), metavar="TIME", help="How long the upload may take."
+        ),
     ] = WAIT_SECONDS,
 ) -> None:
     """Upload all messages of a topic up to now; asks a running broker."""
@@ -108,7 +120,12 @@ def renew(
     ask: Ask,
     hold: HoldArgument,
     hold_seconds: Annotated[
-        int, typer.Option(min=1, help="Keep its objects for so long from now on.")
+        int,
+        typer.Option(
+            parser=seconds_from(1, whole=True),
+            metavar="TIME",
+            help="Keep its objects for so long from now on.",
+        ),
     ],
     topic: OfTopicOption = None,
 ) -> None:

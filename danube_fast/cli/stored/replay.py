@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from danube_fast.cli.contexts.context_file import complete_contexts, values_of
 from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.names import complete_topics
-from danube_fast.cli.options import OutputForm, OutputOption, command
+from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, command
 from danube_fast.cli.output import Progress, bytes_text, counted, note, print_result
 from danube_fast.cli.stored.options import EndOption, StartOption, StoreOption
+from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from danube_fast.spark.replay.run import Outcome
@@ -34,6 +37,15 @@ CheckpointOption = Annotated[
         help="Folder for the record of how far it is.  [default: ~/.local/state/danube-fast/replays]",
     ),
 ]
+ToContextOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="In place of --to-url: broker of the target and the way in there, as `danube-fast context` has them.",
+        autocompletion=complete_contexts,
+        show_default=False,
+    ),
+]
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -49,6 +61,7 @@ SourceArgument = Annotated[
     "danube-fast replay /default/flights /default/test --start 2026-01-01T00:00:00Z --speed 10",
     "danube-fast replay parquet:flights /default/flights --speed 1 --by event_time",
     "danube-fast replay /default/flights /default/copy --url danube://old:6650 --to-url danube://new:6650",
+    "danube-fast replay /default/flights /default/copy --to-context new",
 )
 def replay(
     source: SourceArgument,
@@ -77,6 +90,7 @@ def replay(
         str | None,
         typer.Option(metavar="URL", help="Broker of the target.  [default: that of the source]"),
     ] = None,
+    to_context: ToContextOption = "",
     store: StoreOption = None,
     checkpoint: CheckpointOption = None,
     dry_run: Annotated[
@@ -93,6 +107,8 @@ def replay(
     from danube_fast.spark.replay.run import Replay
     from danube_fast.spark.replay.run import replay as run_replay
 
+    if to_context:
+        to_url = _url_of(to_context, to_url)
     asked = Replay(
         source, target, start, end, speed, by, replay_id, url, to_url, store, checkpoint, dry_run
     )
@@ -103,7 +119,12 @@ def replay(
             progress.show(f"{part} of {total:,} messages, {bytes_text(byte_count)} published")
 
         try:
-            outcome = run_replay(asked, connect=_connect, on_progress=show)
+            outcome = run_replay(
+                asked,
+                connect=_connect,
+                connect_target=partial(_connect, context=to_context),
+                on_progress=show,
+            )
         except KeyboardInterrupt:
             note("interrupted: the same command goes on behind what was acked")
             raise
@@ -112,10 +133,19 @@ def replay(
     print_result(output, _as_dict(asked, outcome), _as_text(asked, outcome))
 
 
-def _connect(url: str | None) -> Any:
+def _url_of(context: str, url: str | None) -> str:
+    """Return the address that a context has, as the id of the replay depends on it. Raises InvalidArgument, NotFound."""
+    if url:
+        raise InvalidArgument(
+            "--to-url and --to-context both name the broker of the target; leave one of them out"
+        )
+    return values_of(context)["url"].text or DEFAULT_URL
+
+
+def _connect(url: str | None, context: str = "") -> Any:
     from danube_fast.cli.broker import connect
 
-    return connect(url or "")
+    return connect(url or "", context=context)
 
 
 def _as_dict(asked: Any, outcome: Outcome) -> dict[str, Any]:

@@ -139,9 +139,11 @@ class Delivery:
 
     def attributes_of(self, index: int) -> dict[str, str]:
         """Attributes of a message."""
-        if self.count == 1 and "attributes" not in self._columns:
-            self._columns["attributes"] = [self.view.first_attributes()]
-        return self._whole("attributes")[index] or {}
+        if self.count != 1:
+            return self._whole("attributes")[index] or {}
+        if (found := self._columns.get("attributes")) is None:
+            found = self._columns["attributes"] = self.view.first_attributes() or {}
+        return found
 
     def event_time(self, index: int) -> int | None:
         """Event time of a message."""

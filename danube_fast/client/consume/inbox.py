@@ -66,7 +66,8 @@ class Inbox:
         """The latest ranges that the broker said will never come."""
         self.refusal: DanubeError | None = None
         """Raised by every receive from now on."""
-        self._reply = reply
+        self.reply = reply
+        """Sends the reply to a message that was received here."""
         self._on_gap: Callable[[Gap], object] | None = None
         self._routes = routes
         self._lock = pump.lock
@@ -315,12 +316,6 @@ class Inbox:
         for attachment, generation, pairs in self._acks.named(message):
             if generation == attachment.generation and attachment.tracks:
                 self._leases.extend(attachment, pairs.tolist(), milliseconds)
-
-    def reply(
-        self, message: Message, payload: bytes | None, attributes: Mapping[str, str] | None
-    ) -> Awaitable[None]:
-        """Send the reply to a message that was received here."""
-        return self._reply(message, payload, attributes)
 
     def processing(self, message: Message) -> Processing:
         """Keep the ack timeout of a message from running out while the result is entered."""

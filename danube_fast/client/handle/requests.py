@@ -34,7 +34,14 @@ from danube_fast.client.values.limits import (
     CLOSE_TIMEOUT_SECONDS,
     REPLIERS_MAX,
 )
-from danube_fast.client.values.message import CORRELATION_ID, REPLY_TOPIC, Message, reply_address
+from danube_fast.client.values.message import (
+    CORRELATION_ID,
+    REPLY_TOPIC,
+    Message,
+    MessageId,
+    Received,
+    reply_address,
+)
 from danube_fast.client.values.options import READER, ConsumerOptions
 from danube_fast.errors import (
     AlreadyExists,
@@ -69,18 +76,20 @@ class _Overdue(Exception):
     """Raised when the time of a request is up."""
 
 
-class _Request:
-    """A call that waits for one reply."""
+class _Request(Ticket):
+    """A call that waits for one reply, or for the news that none will come."""
 
-    __slots__ = ("error", "reply")
+    __slots__ = ("correlation_id", "reply")
 
     def __init__(self) -> None:
+        super().__init__()
+        self.correlation_id = ""
         self.reply: Message | None = None
-        self.error: DanubeError | None = None
 
-    @property
-    def is_done(self) -> bool:
-        return self.reply is not None or self.error is not None
+    def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
+        """Go on waiting behind an ack; end with an error, the first one. Under the pump's lock."""
+        if error is not None and not self.done:
+            super().complete(None, error)
 
 
 class ReplyInbox(Inbox):
@@ -98,7 +107,7 @@ class ReplyInbox(Inbox):
         else:
             for message in delivery.messages(0, delivery.count):
                 self._requests.replied(message)
-        delivery.give_credit_back(delivery.count)
+        attachment.credit.take(delivery.frame_bytes, delivery.count, delivery.flow_id)
 
     def damaged(self, error: DanubeError) -> None:
         """Attachment: drop a frame that cannot be trusted; its requests find out when their time is up."""
@@ -145,53 +154,53 @@ class Requests:
         attributes: Attributes | None,
     ) -> Steps[Message]:
         """Publish a request and wait for its reply."""
-        check_seconds(timeout, "timeout", is_positive=True)
-        own = _checked(attributes)
+        seconds = check_seconds(timeout, "timeout", is_positive=True)
+        own = {} if attributes is None else checked_attributes(attributes)
         if REPLY_TOPIC in own or CORRELATION_ID in own:
             raise InvalidArgument(
                 f"{REPLY_TOPIC} and {CORRELATION_ID} are set by request(); leave them out of attributes="
             )
-        deadline_ns = deadline_after(self._pump.clock, timeout)
+        deadline_ns = self._pump.clock.monotonic_ns() + int(seconds * 1e9)
+        request = _Request()
         try:
-            return (yield from _within(self._ask_steps(topic, payload, key, own), deadline_ns))
+            while True:
+                with self._pump.lock:
+                    producer = None if self._reader is None else self._cached.ready(topic)
+                    if producer is not None:
+                        own[REPLY_TOPIC], own[CORRELATION_ID] = self._topic, self._enter(request)
+                        fields = producer.checked_plain(payload, key, own)
+                        is_sent = producer.send_columns(fields, request)
+                        break
+                yield from _within(self._open_steps(topic), deadline_ns)
+            if not is_sent:
+                yield from _within(producer.send_steps(fields, request), deadline_ns)
+            if not (yield Wait(functools.partial(getattr, request, "done"), deadline_ns)):
+                raise _Overdue
         except _Overdue:
             raise DeadlineExceeded(
                 f"no reply to a request on {topic} within {timeout:g} s. Is a consumer subscribed that replies "
                 "(`danube-fast subscriptions list`)? The request may still be answered, and then the "
                 "reply is dropped: ask again if that does no harm, with a longer timeout= if it takes time"
             ) from None
-
-    def _ask_steps(
-        self,
-        topic: str,
-        payload: bytes | None,
-        key: bytes | str | None,
-        attributes: dict[str, str],
-    ) -> Steps[Message]:
-        reply_topic = yield from self._ready_steps()
-        producer = yield from self._cached.take_steps(topic)
-        request, ticket = _Request(), Ticket()
-        with self._pump.lock:
-            self._last_id += 1
-            correlation_id = str(self._last_id)
-            self._waiting[correlation_id] = request
-            if self._topic != reply_topic:  # it was deleted meanwhile
-                request.error = _gone(reply_topic)
-        attributes = {**attributes, REPLY_TOPIC: reply_topic, CORRELATION_ID: correlation_id}
-        try:
-            fields = producer.checked(payload, key, attributes, None, None, None)
-            if not request.is_done and not producer.send_columns(fields, ticket):
-                yield from producer.send_steps(fields, ticket)
-            yield Wait(lambda: request.is_done or ticket.is_refused)
-            if request.error is not None:
-                raise type(request.error)(str(request.error))
-            if request.reply is None:
-                ticket.result()  # raises why the request was not taken
-                raise TypeError("a request was neither replied to nor refused")
-            return request.reply
         finally:
-            with self._pump.lock:
-                self._waiting.pop(correlation_id, None)
+            if request.reply is None:
+                with self._pump.lock:
+                    self._waiting.pop(request.correlation_id, None)
+        if request.reply is None:
+            raise request.failure()
+        return request.reply
+
+    def _enter(self, request: _Request) -> str:
+        """Under the lock: let a reply find the request; by which id."""
+        self._last_id += 1
+        request.correlation_id = correlation_id = str(self._last_id)
+        self._waiting[correlation_id] = request
+        return correlation_id
+
+    def _open_steps(self, topic: str) -> Steps[None]:
+        """Have a reader for replies, and a producer on the topic."""
+        yield from self._ready_steps()
+        yield from self._cached.take_steps(topic)
 
     def replied(self, message: Message) -> None:
         """Reader, under the lock: complete the request of a reply that came."""
@@ -200,7 +209,7 @@ class Requests:
         if request is None:
             _log.debug("a reply came that no request waits for: %s", correlation_id)
         else:
-            request.reply = message
+            request.reply, request.done = message, True
 
     def reader_failed(self, reader: Inbox, error: DanubeError) -> None:
         """Reader, under the lock: end all requests, as no reply will come. The next one makes another topic."""
@@ -210,18 +219,18 @@ class Requests:
         failure = _gone(self._topic) if deleted else error
         self._reader, self._topic = None, ""
         for request in self._waiting.values():
-            request.error = failure
+            request.complete(None, failure)
         self._waiting.clear()
         self._pump.notify()
 
     # ------------------------------------------------------------ the reply topic
 
-    def _ready_steps(self) -> Steps[str]:
-        """Return the reply topic, with a reader at its end."""
+    def _ready_steps(self) -> Steps[None]:
+        """Have a reply topic, with a reader at its end."""
         while True:
             with self._pump.lock:
                 if self._reader is not None:
-                    return self._topic
+                    return
                 if not self._opening:
                     self._opening = True
                     break
@@ -235,7 +244,6 @@ class Requests:
             )
             with self._pump.lock:
                 self._reader, self._topic = reader, topic
-            return topic
         finally:
             with self._pump.lock:
                 self._opening = False
@@ -274,28 +282,26 @@ class Requests:
         self, message: Message, payload: bytes | None, attributes: Attributes | None
     ) -> Steps[None]:
         """Send the reply that a message asks for; nothing, if the client that asked has gone."""
-        if not isinstance(message, Message):
+        if type(message) is not Received and not isinstance(message, Message):
             raise InvalidArgument(f"a reply is to a Message, not to {message!r:.100}")
-        as_payload(payload)
-        own = _checked(attributes)
+        own = {} if attributes is None else checked_attributes(attributes)
         if CORRELATION_ID in own:
             raise InvalidArgument(
                 f"{CORRELATION_ID} is set by reply(); leave it out of attributes="
             )
-        topic, correlation_id = reply_address(message)
-        own[CORRELATION_ID] = correlation_id
+        topic, own[CORRELATION_ID] = reply_address(message)
         try:
-            producer = yield from self._repliers.take_steps(topic)
-            fields = producer.checked(payload, None, own, None, None, None)
+            with self._pump.lock:
+                producer = self._repliers.ready(topic)
+            if producer is None:
+                as_payload(payload)
+                producer = yield from self._repliers.take_steps(topic)
+            fields = producer.checked_plain(payload, None, own)
             if producer.publish_columns(fields) is None:
                 yield from producer.publish_steps(payload, attributes=own)
         except (NotFound, TopicDeleted):
             _log.debug("the client that asked for a reply on %s has gone", topic)
             yield from self._repliers.forget_steps(topic)
-
-
-def _checked(attributes: Attributes | None) -> dict[str, str]:
-    return {} if attributes is None else {**checked_attributes(attributes)}
 
 
 def _gone(topic: str) -> Unavailable:

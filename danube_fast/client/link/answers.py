@@ -142,21 +142,18 @@ class Ticket:
         """Return what tells whether the answer is in the ticket's row."""
         return functools.partial(_is_known, self.row)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether the outcome is an error."""
-        return self._error is not None
-
     def result(self) -> MessageId:
-        """Return the id, or raise the error (a fresh one: several may wait for one frame)."""
+        """Return the id, or raise the error."""
         if self._message_id is None:
-            error = self._error
-            raise (
-                type(error)(str(error))
-                if error is not None
-                else TypeError("the outcome is not known yet")
-            )
+            raise self.failure()
         return self._message_id
+
+    def failure(self) -> Exception:
+        """Return the error, a fresh one: several may wait for one frame."""
+        error = self._error
+        return (
+            TypeError("the outcome is not known yet") if error is None else type(error)(str(error))
+        )
 
 
 class Answers:

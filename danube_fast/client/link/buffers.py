@@ -22,6 +22,7 @@ import numpy as np
 
 from danube_fast.client.values.limits import FOREVER_NS
 from danube_fast.errors import DanubeError
+from danube_fast.frame.columns import OneMessage
 from danube_fast.frame.kernel import address_of
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, BUNDLE_MAGIC
 
@@ -61,6 +62,8 @@ class BufferPool:
     def __init__(self, capacity_bytes: int) -> None:
         """`capacity_bytes` is what the large ones hold."""
         self.capacity_bytes = capacity_bytes
+        self.one = OneMessage()
+        """For what is packed alone."""
         self._free: dict[int, list[Buffer]] = {
             min(_SMALL_BYTES, capacity_bytes): [],
             capacity_bytes: [],

@@ -253,6 +253,10 @@ class Bundler:
 
     def settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
         """Hand frames their answers, as PUBLISHED has them."""
+        if len(entries) == 1 and not texts and not self._waiting and len(entries[0][1]) == 2:
+            request, (status, offset) = entries[0]
+            self.settle_one(request, status, offset)
+            return
         gathers = self.gather()  # acks let open batches go: in as few bundles as may be
         try:
             for request, outcome in entries:

@@ -122,6 +122,8 @@ class Connection:
         """Open a port, unless none is to be had just now."""
         self._is_linked = self._is_cut = False
         self._port = self._dialer.open(self.endpoint)
+        self.has_rings = isinstance(self._port, RingPort)
+        """Whether it goes through shared memory now."""
         if self._port is not None:
             self._fd = self._port.fileno()
             self.pump.add(self)
@@ -135,20 +137,11 @@ class Connection:
         return self._port is not None and self._port.readable()
 
     @property
-    def has_rings(self) -> bool:
-        """Whether it goes through shared memory now."""
-        return isinstance(self._port, RingPort)
-
-    @property
     def free_row(self) -> int:
         """Address of the words of its rings (`duplex_kernel.py`) or socket (`port_row.py`), if the next message may go
         there at once; or 0."""
         port = self._port
-        if self.state is not State.OPEN:
-            return 0
-        if type(port) is Port:
-            return port.row
-        return port.free_row if type(port) is RingPort else 0
+        return port.free_row if port is not None and self.state is State.OPEN else 0
 
     @property
     def link(self) -> Link | None:
@@ -182,7 +175,7 @@ class Connection:
         self._handshake()
 
     def _drop_port(self, linger_ms: int) -> None:
-        port, self._port = self._port, None
+        port, self._port, self.has_rings = self._port, None, False
         self._dialer.settle()
         if port is not None:
             self.pump.remove(self)
@@ -377,7 +370,7 @@ class Connection:
         `lazily`: rings are not armed, as a leader does that.
         """
         port = self._port
-        if type(port) is Port:
+        if isinstance(port, Port) and port.free_row:
             return self._drain_socket(port)
         count, deliveries = 0, self._deliveries
         rings = port if isinstance(port, RingPort) else None
@@ -422,6 +415,9 @@ class Connection:
             count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
+        if isinstance(port, GuardedPort) and port is self._port and port.has_ended():
+            self._on_port_lost(port)
+            count += 1
         return count
 
     def _handle(self, head: memoryview | bytes, port: Port | RingPort) -> None:

@@ -4,7 +4,8 @@ A connection that had rings waits a while for new ones when the worker ends, as 
 that never had them goes to ZeroMQ at once.
 
 A broker that has to prove itself (`trust.py`) is asked to with every port: by CURVE over tcp, by the kernel's word on
-this host. A client that signs on has no tcp port before it has, and signs on anew when the broker has forgotten it.
+this host. A client with a key goes by tcp where the broker does not take its local user for the same principal, or a
+process of another user listens in the broker's place. A client that signs on has no tcp port before it has, and signs on anew when the broker has forgotten it.
 """
 
 from __future__ import annotations
@@ -63,13 +64,15 @@ class Dialer:
         self._refusal: DanubeError | None = None
         """Why the last port was not opened, when another attempt has no hope."""
         self.tcp = ""
-        """Endpoint where there are no rings; empty: the same one."""
+        """Endpoint where the other one, which is on this host, will not do; empty: it has to."""
+        self._is_far = False
+        """Whether only that one is used from now on."""
         self._wait_until_ns = 0
-        """Until then only rings will do."""
+        """Until then only what is on this host will do."""
         self.redials = False
         """Whether `open` is to be called now: for another key, or another sign-on."""
-        self._is_over_rings = False
-        """Whether the last port has rings."""
+        self._is_local = False
+        """Whether the last port stays on this host, where the kernel proves both sides."""
         self._pause_until_ns = 0
         """No tcp before that time, as the last one was refused."""
         self._key = ""
@@ -92,7 +95,7 @@ class Dialer:
         Raises Unavailable for an endpoint that makes no sense, or without descriptors.
         """
         port = self._open(endpoint)
-        self._is_over_rings = isinstance(port, RingPort)
+        self._is_local = isinstance(port, RingPort | GuardedPort)
         return port
 
     def _open(self, endpoint: str) -> Port | RingPort | None:
@@ -109,8 +112,7 @@ class Dialer:
                     # a broker of another user has no rings for this one
                     self._rings = Rings.NEVER
                     return self._open_socket(endpoint)
-                waits = self._clock.monotonic_ns() < self._wait_until_ns
-                if port is not None or waits or self._rings is Rings.REQUIRED:
+                if port is not None or self._waits or self._rings is Rings.REQUIRED:
                     return port
             return self._open_socket(endpoint)
         except PermissionDenied as error:
@@ -119,9 +121,9 @@ class Dialer:
 
     @property
     def claims(self) -> dict[str, str]:
-        """Return what HELLO says over rings: the client's key. The kernel proves a local user there, and the broker
+        """Return what HELLO says on this host: the client's key. The kernel proves a local user there, and the broker
         refuses one that is not the same principal."""
-        return {"key": self._trust.public} if self._is_over_rings and self._trust.has_key else {}
+        return {"key": self._trust.public} if self._is_local and self._trust.has_key else {}
 
     def next_look_ns(self, limit_ns: int) -> int:
         """Return when to ask for a verdict, before that time at the latest."""
@@ -161,9 +163,9 @@ class Dialer:
         """Return why there is no hope behind a HELLO that was answered with that error; None: `open` again."""
         if not isinstance(error, PermissionDenied):
             return error
-        if self._is_over_rings and self._rings is Rings.PREFERRED and self._trust.has_key:
+        if self._is_local and self.tcp and self._rings is not Rings.REQUIRED:
             # the key may do what the local user may not
-            self._rings, self.redials = Rings.NEVER, True
+            self._rings, self._is_far, self.redials = Rings.NEVER, True, True
             return None
         if not self._generation:
             return error
@@ -195,7 +197,7 @@ class Dialer:
 
     def settle(self, *, is_open: bool = False) -> None:
         """Note that the handshake over the last port is done, or given up; before that is closed."""
-        if is_open and self._key:
+        if is_open and self._key and not self._is_local:
             self._trust.prefer(self._key)
             self._key, self._served = "", self._generation
             self._unproved = 0, frozenset()
@@ -205,10 +207,13 @@ class Dialer:
 
     def lost(self, port: RingPort | GuardedPort, *, was_open: bool) -> DanubeError | None:
         """Note that a port has ended or was refused; why there is no hope, None if `open` may be tried again."""
-        if isinstance(port, GuardedPort):
-            return port.lost if isinstance(port.lost, PermissionDenied) else None
         if was_open:
             self._wait_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
+        if isinstance(port, GuardedPort):
+            if self.tcp and not was_open:  # the local user is not registered, or a stranger listens
+                self._is_far = True
+                return None
+            return port.lost if isinstance(port.lost, PermissionDenied) else None
         if port.refused:
             if self._rings is Rings.REQUIRED:
                 return Unavailable(f"{port.lost}; use transport='auto', or 'zmq'")
@@ -217,7 +222,9 @@ class Dialer:
 
     def _open_socket(self, endpoint: str) -> Port | None:
         """Open a socket; None if it would be guarded, and nothing listens there just now."""
-        endpoint = self.tcp or endpoint
+        endpoint = self._chosen(endpoint)
+        if not endpoint:
+            return None
         trust, is_ipc = self._trust, endpoint.startswith("ipc://")
         is_guarded = is_ipc and trust.is_secured
         is_curve = trust.has_key and not is_ipc
@@ -226,8 +233,6 @@ class Dialer:
                 f"{endpoint} is an endpoint of neither tcp nor ipc, over which this broker cannot prove "
                 "its server_key; check what the broker advertises"
             )
-        if is_guarded and not knock(endpoint, trust.users):
-            return None
         if is_curve and not self._take_key():
             return None
         socket = self._new_socket()
@@ -248,6 +253,27 @@ class Dialer:
             socket.close(0)
             raise Unavailable(f"cannot connect to {endpoint} ({error}); check it") from error
         return GuardedPort(socket, endpoint, trust.users) if is_guarded else Port(socket)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether only what is on this host will do: the worker had it, and is about to come back."""
+        return self._clock.monotonic_ns() < self._wait_until_ns
+
+    def _chosen(self, endpoint: str) -> str:
+        """Return where a socket is to go now: to that endpoint, or the one over tcp; empty: nowhere, as nothing listens.
+        Raises PermissionDenied."""
+        trust = self._trust
+        if self._is_far or not (trust.is_secured and endpoint.startswith("ipc://")):
+            return self.tcp or endpoint
+        try:
+            if knock(endpoint, trust.users):
+                return endpoint
+        except PermissionDenied:
+            if not self.tcp:
+                raise
+            self._is_far = True
+            return self.tcp
+        return "" if self._waits else self.tcp
 
     def _take_key(self) -> bool:
         """Choose the server key to ask for; whether there is one, and the client is signed on if it must be."""

@@ -16,12 +16,17 @@ from typing import Any
 import zmq
 
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
+from danube_fast.frame.kernel import direct
 from danube_fast.net.port import Port
+from danube_fast.net.port_row import find_events
 from danube_fast.net.protocol import Ping, encode
 from danube_fast.ring.handover import stranger_text
 
 __all__ = ["GuardedPort"]
 
+_find_events = direct(find_events)
+_POLLOUT = int(zmq.POLLOUT)
+_POLL_BOTH = int(zmq.POLLIN) | _POLLOUT
 _PEER = "Peer-Address"
 _PEER_FIELDS = 3
 """`:user:group:process` at its end. Set by libzmq before the peer's own properties, which do not replace it."""
@@ -35,6 +40,7 @@ class GuardedPort(Port):
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, users: Collection[int]) -> None:
         """Ask who is there."""
         super().__init__(socket)
+        self.free_row = 0
         self._endpoint, self._users = endpoint, users
         self._queue: deque[tuple[bytes, ...]] | None = deque()
         """Waits until the peer is known, then None."""
@@ -44,7 +50,7 @@ class GuardedPort(Port):
 
     def readable(self) -> bool:
         """Whether a message waits, or the end."""
-        return self.lost is not None or super().readable() or self._has_ended()
+        return self.lost is not None or self._events() != _POLLOUT
 
     def receive_head(self) -> memoryview | None:
         """Return the first part of the next message, if there is one and its sender may be trusted."""
@@ -53,17 +59,22 @@ class GuardedPort(Port):
         if self.lost is not None or self._queue is not None:
             return None
         head = super().receive_head()
-        if head is None and self._has_ended():
-            self._end()
+        if head is None:
+            self.has_ended()
         return head
+
+    def has_ended(self) -> bool:
+        """Whether nothing comes or goes any more; says so when all that came has been received."""
+        if self.lost is None and not self._events():
+            self._end()
+        return self.lost is not None
 
     def _look(self) -> None:
         """Read the answer to the PING, and send what waits for it."""
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            if self._has_ended():
-                self._end()
+            self.has_ended()
             return
         user = _user_of(frames[0])
         if user not in self._users:
@@ -71,6 +82,7 @@ class GuardedPort(Port):
             self._queue = None
             return
         queue, self._queue = self._queue, None
+        self.free_row = self.row
         for parts in queue or ():
             self._send(*parts)
 
@@ -89,12 +101,15 @@ class GuardedPort(Port):
         except zmq.Again:  # high-water marks are off: there is no connection any more
             self._end()
 
-    def _has_ended(self) -> bool:
-        """Whether the one connection of the socket is over."""
-        return not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT
+    def _events(self) -> int:
+        """POLLIN while a message waits, POLLOUT while there is a connection, the only one of the socket."""
+        events: int = _find_events(self.row)
+        if events < 0:
+            raise zmq.ZMQError(-events)
+        return events & _POLL_BOTH
 
     def _end(self) -> None:
-        self.lost = Unavailable("the worker ended")
+        self.lost, self.free_row = Unavailable("the worker ended"), 0
 
 
 def _user_of(frame: zmq.Frame) -> int | None:

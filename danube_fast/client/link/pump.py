@@ -202,7 +202,7 @@ class Pump:
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end in the calling thread. Raises what makes the client unusable, and
         FailedPrecondition in the middle of another call of this thread."""
-        if self.is_inside() or self.leads:
+        if self.is_inside() or (self._leader and self.leads):
             steps.close()
             raise FailedPrecondition(_INTERRUPTING)
         if self.refusal is not None:
@@ -211,7 +211,9 @@ class Pump:
         try:
             wait = next(steps)
             while True:
-                wait = steps.send(self.wait(wait.ready, wait.deadline_ns))
+                with self.lock:
+                    ready = self.wait_inside(wait.ready, wait.deadline_ns)
+                wait = steps.send(ready)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:

@@ -53,6 +53,7 @@ Fields = tuple[bytes | None, bytes | None, Attributes | None, int | None, int | 
 """Of one message, checked: payload, key, attributes, event time, deliver-at."""
 
 _ATTRIBUTE_OVERHEAD_BYTES = 16
+_TEXT = frozenset((str,))
 
 
 def as_payload(value: Any) -> bytes | None:
@@ -94,13 +95,14 @@ def due_ns(deliver_at: Any, deliver_after: Any, clock: Clock) -> int:
     return clock.wall_ns() + int(check_seconds(deliver_after, "deliver_after") * 1e9)
 
 
-def checked_attributes(value: Any) -> Attributes:
+def checked_attributes(value: Any) -> dict[str, str]:
     """Return a mapping of text to text, copied. Raises InvalidArgument."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         copy = dict(value)
-        if all(type(k) is str and type(v) is str for k, v in copy.items()):
+        texts = (*copy, *copy.values())
+        if set(map(type, texts)) <= _TEXT:
             try:
-                "".join((*copy, *copy.values())).encode()
+                "".join(texts).encode()
             except UnicodeEncodeError:
                 raise InvalidArgument(
                     f"attributes must be valid Unicode; this is not: {value!r:.200}"

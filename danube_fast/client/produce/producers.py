@@ -84,21 +84,27 @@ class ProducerCache:
         self._opening: set[str] = set()
         """Topics whose producer is being opened."""
 
+    def ready(self, topic: str) -> Publisher | None:
+        """Return the producer of a topic if that is open. Under the pump's lock."""
+        producer = self._cached.get(topic)
+        if producer is None or not producer.is_usable:
+            return None
+        self._cached.move_to_end(topic)
+        return producer
+
     def take_steps(self, topic: str) -> Steps[Publisher]:
         """Return the producer of a topic; opened now if there is none."""
         while True:
             with self._pump.lock:  # looking and claiming are one step: else two would open
-                producer = self._cached.get(topic)
-                if producer is not None and producer.is_usable:
-                    self._cached.move_to_end(topic)
+                producer = self.ready(topic)
+                if producer is not None:
                     return producer
                 if topic not in self._opening:
                     self._opening.add(topic)
                     break
             yield Wait(lambda: topic not in self._opening)
         try:
-            if producer is not None:
-                yield from self._drop_steps(topic, producer)
+            yield from self.forget_steps(topic)
             producer = yield from self._producers.open_steps(topic, must_exist=not self._creates)
             self._cached[topic] = producer
         finally:

@@ -165,7 +165,7 @@ class Publisher(StraightWay):
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
-        if callback is not None and type(callback) is not Ticket:
+        if callback is not None and not isinstance(callback, Ticket):
             check_callable(callback, "on_delivery")
         if self.pump.is_inside():
             self.pump.call_later(self._send_later, fields, callback)
@@ -188,7 +188,7 @@ class Publisher(StraightWay):
             else:
                 batch.append(*fields, callback)
                 self.quick = None
-            if type(callback) is Ticket:
+            if isinstance(callback, Ticket):
                 batch.urgent = True
                 if self.pump.push_later is None:
                     lane.push()
@@ -269,20 +269,25 @@ class Publisher(StraightWay):
         deliver_after: Any,
     ) -> Fields:
         """Return the fields of one message in the form in which they are packed. InvalidArgument."""
-        data = as_payload(payload)
+        own = None if attributes is None else checked_attributes(attributes)
+        fields = self.checked_plain(payload, key, own)
+        if event_time is None and deliver_at is None and deliver_after is None:
+            return fields
+        if deliver_after is not None or deliver_at is not None:
+            deliver_at = due_ns(deliver_at, deliver_after, self.pump.clock)
+            check_delays(self._route)
+        return (*fields[:3], as_time_ns(event_time, "event_time"), deliver_at)
+
+    def checked_plain(self, payload: Any, key: Any, attributes: Attributes | None) -> Fields:
+        """Return the same fields of a message without times, whose attributes were checked. InvalidArgument."""
+        data = payload if type(payload) is bytes else as_payload(payload)
         limit = self.packer.message_bytes_max
         if data is not None and len(data) > limit:
             raise InvalidArgument(
                 f"the payload has {len(data)} bytes and the broker accepts {limit} "
                 "(message_bytes_max); split it, or raise the broker's limit"
             )
-        if deliver_after is not None or deliver_at is not None:
-            deliver_at = due_ns(deliver_at, deliver_after, self.pump.clock)
-            check_delays(self._route)
-        return (
-            data, as_key(key), None if attributes is None else checked_attributes(attributes),
-            as_time_ns(event_time, "event_time"), deliver_at,
-        )  # fmt: skip
+        return data, None if key is None else as_key(key), attributes, None, None
 
     def send_many_steps(
         self,
@@ -421,6 +426,8 @@ class Publisher(StraightWay):
     @property
     def is_usable(self) -> bool:
         """Whether it is open, and none of its lanes has failed."""
+        if self._quick is not None:
+            return True
         return self._refusal is None and all(lane.failure is None for lane in self.lanes)
 
     def routes(self) -> list[Topic]:
@@ -462,5 +469,5 @@ class Publisher(StraightWay):
         for lane in (*self.lanes, *self.joining):
             for callbacks in (*(each.callbacks for each in lane.unacked), lane.batch.callbacks):
                 for _, call in callbacks or ():
-                    if type(call) is Ticket and not call.done:
+                    if isinstance(call, Ticket) and not call.done:
                         call.complete(None, waits)

@@ -108,7 +108,7 @@ class ProducerState:
 
     def _tell(self, call: Any, message_id: MessageId | None, error: DanubeError | None) -> int:
         """Tell a callback or a ticket of one message; 1 if the error need not be raised then."""
-        if type(call) is Ticket:
+        if isinstance(call, Ticket):
             call.complete(message_id, error)
             return 1
         self.pump.callbacks.append((call, (message_id, error)))

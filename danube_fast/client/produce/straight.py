@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from danube_fast.client.link.answers import Ticket
-from danube_fast.client.link.buffers import FRAME_AT, Buffer, Sending
+from danube_fast.client.link.buffers import FRAME_AT, Sending
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.lane_state import Phase
-from danube_fast.client.produce.outgoing import Fields, Outgoing, Packer
+from danube_fast.client.produce.outgoing import Fields
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.values.limits import MESSAGE_OVERHEAD_BYTES
 from danube_fast.client.values.message import MessageId
@@ -25,7 +25,7 @@ from danube_fast.frame.hash import key_hash
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_MAGIC, FRAME_OVERHEAD_BYTES
 from danube_fast.frame.memory import store_u8, store_u32
-from danube_fast.frame.pack_kernels import COUNT_SHIFT, pack_payloads
+from danube_fast.frame.pack_kernels import COUNT_SHIFT, pack_columns, pack_payloads
 from danube_fast.frame.stamp import seal
 from danube_fast.net.msgpack_kernel import FIXED_ARRAY, write_unsigned
 from danube_fast.net.port_row import OUT, send_pair
@@ -87,25 +87,37 @@ def _send_frame(
     return send_pair(port, head_bytes, frame - FRAME_AT, FRAME_AT + frame_bytes)
 
 
-_push, _send, _pack = direct(_push_frame), direct(_send_frame), direct(pack_payloads)
+_push, _send = direct(_push_frame), direct(_send_frame)
+_pack, _pack_columns = direct(pack_payloads), direct(pack_columns)
 
 
 def send_alone(
-    lane: Lane, message: list[bytes] | Outgoing, ticket: Ticket, *, has_row: bool = True
+    lane: Lane, message: list[bytes] | Fields, room: int, ticket: Ticket, *, has_row: bool = True
 ) -> bool:
-    """Send one message, a list of its payload or all its columns, as a frame; False if anything stands before it in
-    the lane, or there is no way for it now, and nothing was done. Its ack completes the ticket, or goes to its row. Under the pump's
-    lock. Raises InvalidArgument for columns that cannot be packed."""
+    """Send one message, a list of its payload or all its fields, as a frame; False if that is larger than `room`, anything
+    stands before it in the lane, or there is no way for it now, and nothing was done. Its ack completes the ticket, or
+    goes to its row. Under the pump's lock."""
     connection, producer = lane.connection, lane.producer
     row = connection.free_row
-    if not row or lane.unacked or not lane.is_empty or lane.phase is not Phase.FLOWING:
+    if not row or lane.unacked or lane.plain or lane.batch.payloads or room < 0:
         return False
-    pump = producer.pump
-    buffer, frame_bytes = _packed(producer.packer, message)
+    if lane.phase is not Phase.FLOWING:
+        return False
+    pump, pool = producer.pump, producer.packer.pool
+    buffer = pool.take(room)
+    if type(message) is tuple:
+        pool.one.hold(*message)
+        packed = _pack_columns(buffer.address, room, pool.one.job_address, 0)
+    else:
+        packed = _pack(buffer.address, room, id(message), 0, BYTES_TYPE, NONE)
     request = connection.next_request()
-    if has_row and not pump.answers.expect(ticket, connection.link_number, request):
-        producer.packer.pool.give_back(buffer)
+    is_packed = packed > _BYTES_MASK  # else it is too large, or cannot be packed, and others say so
+    if not is_packed or (
+        has_row and not pump.answers.expect(ticket, connection.link_number, request)
+    ):
+        pool.give_back(buffer)
         return False
+    frame_bytes = packed & _BYTES_MASK
     sequence = lane.next_sequence
     sending = Sending(lane, buffer, frame_bytes, sequence, 1)
     sending.callbacks = [(0, ticket)]
@@ -137,16 +149,6 @@ def send_alone(
     return True
 
 
-def _packed(packer: Packer, message: list[bytes] | Outgoing) -> tuple[Buffer, int]:
-    """The message as a frame that is not sealed yet, and its size."""
-    if isinstance(message, Outgoing):
-        buffer, frame_bytes, _ = packer.pack(message, 0)
-        return buffer, frame_bytes
-    buffer = packer.pool.take(len(message[0]) + _OVERHEAD_BYTES)
-    packed: int = _pack(buffer.address, buffer.capacity_bytes, id(message), 0, BYTES_TYPE, NONE)
-    return buffer, packed & _BYTES_MASK
-
-
 def take_ack(lane: Lane, ticket: Ticket) -> None:
     """Take what a leader has read for the ticket's row; look for it elsewhere if there is nothing. Under the pump's
     lock."""
@@ -164,7 +166,7 @@ class StraightWay(ProducerState):
     __slots__ = ("_alone_bytes_max", "_next_lane", "_only", "_quick", "lanes", "quick")
 
     _alone_bytes_max: int
-    """Larger messages do not; -1: none does."""
+    """Larger payloads, and larger frames of anything else, do not; -1: none does."""
     _quick: Lane | None
     """The lane that every message may use without looking further; None = none may."""
     quick: Lane | None
@@ -193,35 +195,24 @@ class StraightWay(ProducerState):
         a frame in an idle lane, or if an event loop waits for acks."""
         if type(payload) is not bytes or len(payload) > self._alone_bytes_max:
             return None
-        return self._publish_alone(None, [payload])
+        return self._publish_alone(None, [payload], len(payload) + _OVERHEAD_BYTES)
 
     def publish_columns(self, fields: Fields) -> MessageId | None:
-        """Do the same with a checked message that has more than a payload."""
-        message = self._columns(fields)
-        return None if message is None else self._publish_alone(fields[1], message)
+        """Do the same with a checked message that has more than a payload, if its frame is not too large."""
+        return self._publish_alone(fields[1], fields, self._alone_bytes_max)
 
     def send_columns(self, fields: Fields, ticket: Ticket) -> bool:
-        """Send such a message, whose ack shall complete the ticket; False if nothing was done."""
-        message, is_whole = self._columns(fields), False
-        if message is None:
+        """Send such a message, whose ack shall complete the ticket; False if nothing was done. Under the pump's lock."""
+        lane, is_whole = self._lane_alone(fields[1]), False
+        if lane is None or self.pump.on_progress is not None:
             return False
-        with self.pump.lock:
-            lane = self._lane_alone(fields[1])
-            if lane is None or self.pump.on_progress is not None:
-                return False
-            try:
-                is_sent = send_alone(lane, message, ticket, has_row=False)
-                is_whole = True
-            finally:
-                if not is_whole:
-                    lane.connection.reset()  # an interrupt: perhaps it was sent
-            return is_sent
-
-    def _columns(self, fields: Fields) -> Outgoing | None:
-        """Columns of one message; None if it is too large."""
-        message = Outgoing()
-        message.append(*fields, None)
-        return message if message.byte_count <= self._alone_bytes_max else None
+        try:
+            is_sent = send_alone(lane, fields, self._alone_bytes_max, ticket, has_row=False)
+            is_whole = True
+        finally:
+            if not is_whole:
+                lane.connection.reset()  # an interrupt: perhaps it was sent
+        return is_sent
 
     def _lane_alone(self, key: bytes | None) -> Lane | None:
         """Under the lock: the lane of a message with that key, if nothing must be looked at before."""
@@ -232,9 +223,9 @@ class StraightWay(ProducerState):
         return lane if lane.failure is None and self.window_open else None
 
     def _publish_alone(
-        self, key: bytes | None, message: list[bytes] | Outgoing
+        self, key: bytes | None, message: list[bytes] | Fields, room: int
     ) -> MessageId | None:
-        """Publish one message, and wait for its ack."""
+        """Publish one message whose frame has at most `room` bytes, and wait for its ack."""
         pump, ticket = self.pump, Ticket()
         if pump.is_inside():
             return None
@@ -245,7 +236,7 @@ class StraightWay(ProducerState):
                 return None
             connection, is_whole = lane.connection, False
             try:
-                is_sent = send_alone(lane, message, ticket)
+                is_sent = send_alone(lane, message, room, ticket)
                 try:
                     if is_sent:
                         pump.await_answer(ticket)

@@ -159,7 +159,7 @@ class Routes:
         has_key: bool = False,
     ) -> None:
         """`connect_worker` opens a connection to an endpoint, which may be on this host, or else to the one over tcp.
-        `has_key`: the client proves over tcp who it is, so that it uses ZeroMQ only there."""
+        `has_key`: the client proves over tcp who it is, and goes there where it is not known on this host."""
         self.pump = bootstrap.pump
         self.bootstrap = bootstrap
         self.workers: dict[str, Connection] = {}
@@ -227,8 +227,7 @@ class Routes:
 
     def partitions_of(self, answer: dict[str, Any]) -> list[Partition]:
         """Return the partitions of a LOOKUP answer, with connections to their workers."""
-        goes_far = self._transport == "tcp" or (self._has_key and self._transport == "zmq")
-        same_host = answer.get("host_id") == self._host_id and not goes_far
+        same_host = answer.get("host_id") == self._host_id and self._transport != "tcp"
         partitions = []
         parent: str = answer["topic"]
         for partition_id, topic, _, tcp, ipc in answer["partitions"]:

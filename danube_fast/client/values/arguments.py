@@ -27,7 +27,7 @@ __all__ = [
 DispatchMode = Literal["reliable", "non_reliable"]
 DurabilityLevel = Literal["memory", "os", "fsync"]
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
-Transport = Literal["auto", "zmq", "shm"]
+Transport = Literal["auto", "zmq", "shm", "tcp"]
 Compression = Literal["none", "lz4", "zstd"]
 Start = str | int | dt.datetime | dt.timedelta | dict[str, int]
 """A position: "earliest", "latest", an offset, a datetime, an RFC 3339 time, a time ago as a timedelta or

@@ -256,7 +256,7 @@ class _Views:
         given up, then it is dropped. Acks nothing. Raises FailedPrecondition if the message asks for no reply or
         was not received.
         """
-        return self._source.consumer.reply(_as_message(self), payload, attributes)
+        return self._source.consumer.reply(self, payload, attributes)  # type: ignore[arg-type]
 
     def processing(self) -> Processing:
         """Return a context manager (`with`, or `async with`): as long as it is open the message's ack timeout does not
@@ -267,7 +267,7 @@ class _Views:
                 convert(message.payload)
             consumer.ack(message)
         """
-        return self._source.consumer.processing(_as_message(self))
+        return self._source.consumer.processing(self)  # type: ignore[arg-type]
 
     def _comparable(self) -> tuple[Any, ...]:
         names = ("payload", "offset", *_FIELD_NAMES)
@@ -296,10 +296,6 @@ REPLY_TOPIC = "x-reply-topic"
 """Attribute of a request: where its reply is to be published."""
 CORRELATION_ID = "x-correlation-id"
 """Attribute of a request and of its reply."""
-
-
-def _as_message(view: _Views) -> Message:
-    return view  # type: ignore[return-value]
 
 
 def reply_address(message: Message) -> tuple[str, str]:

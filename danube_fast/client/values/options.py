@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import numbers
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -16,6 +15,7 @@ from danube_fast.checks import (
     check_text,
     check_time_ns,
     check_whole,
+    parse_amount,
 )
 from danube_fast.client.values.arguments import FailurePolicyFields, SubscriptionType
 from danube_fast.client.values.limits import (
@@ -50,8 +50,6 @@ _BATCH_BYTES_MIN = 4096
 _POSITION_MAX = (1 << 62) - 1
 """Offsets, and nanoseconds: until the year 2116."""
 _TEXT_BYTES_MAX = 1024
-_AGO = re.compile(r"-(\d{1,9})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 Position = str | int | dict[str, int]
 """Earliest, latest, an offset, {"time_ns": t}, {"ago_ns": n} or {"last": n}."""
 
@@ -193,11 +191,11 @@ def _whole_ns(span: dt.timedelta) -> int:
 
 def parse_time(text: str) -> dt.datetime | dt.timedelta | None:
     """Return '-10m' as a timedelta of ten minutes, an RFC 3339 time as a datetime; None for anything else."""
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return dt.timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    ago_us = parse_amount("us", text[1:]) if text[:1] == "-" and text[-1:].isalpha() else None
     try:
+        if ago_us is not None:
+            return dt.timedelta(microseconds=ago_us)
         moment = dt.datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return moment if "T" in text or " " in text else None

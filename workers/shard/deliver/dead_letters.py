@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from danube_fast.broker import messages as m
@@ -33,6 +34,7 @@ from danube_fast.frame.view import FrameView
 from danube_fast.net.protocol import Status
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import Permission
+from danube_fast.undecided import when_decided
 from danube_fast.workers.process.access import may_not_publish
 from danube_fast.workers.process.mailbox import Reply
 from danube_fast.workers.shard.deliver.consumers import Consumers
@@ -178,29 +180,34 @@ class DeadLetters(Job):
     def _check_targets(self) -> None:
         """Stop what goes on without a right, now that rights have changed."""
         for key, target in self._targets.items():
-            if target.places and (refusal := self._refusal(key)) is not None:
-                self._fail(key, target, refusal)
+            if target.places:
+                self._when_allowed(key, target, lambda: None)
 
-    def _refusal(self, key: tuple[str, str]) -> DanubeError | None:
-        """Return why dead letters may not go to a topic on behalf of a principal."""
-        topic, setter = key
-        try:
-            if self._access is not None:
-                self._access.authorize(setter, Permission.PRODUCE, topic)
-        except PermissionDenied:
-            return may_not_publish(setter, topic)
-        except DanubeError as error:  # rights are not known just now
-            return error
-        return None
+    def _when_allowed(
+        self, key: tuple[str, str], target: _Target, go_on: Callable[[], None]
+    ) -> None:
+        """Go on if dead letters may go to a topic on behalf of a principal, now or when that is known; have them wait
+        otherwise."""
+
+        def step() -> None:
+            topic, setter = key
+            try:
+                if self._access is not None:
+                    self._access.authorize(setter, Permission.PRODUCE, topic)
+            except PermissionDenied:
+                raise may_not_publish(setter, topic) from None
+            go_on()
+
+        when_decided(step, lambda error: self._fail(key, target, error))
 
     # ------------------------------------------------------------ opening
 
     def _open(self, key: tuple[str, str], target: _Target) -> None:
         """Find or create the topic, and open a producer on each of its partitions."""
-        if (refusal := self._refusal(key)) is not None:
-            self._fail(key, target, refusal)
-            return
         target.is_opening = True
+        self._when_allowed(key, target, lambda: self._find(key, target))
+
+    def _find(self, key: tuple[str, str], target: _Target) -> None:
         topic, setter = key
         mailbox = self._state.boot.mailbox
 
@@ -210,12 +217,14 @@ class DeadLetters(Job):
                 return
             places = [_Place(*entry) for entry in reply.value.partitions]
 
+            def ready() -> None:
+                target.places, target.is_opening, target.fault = places, False, ""
+
             def opened(error: DanubeError | None) -> None:
-                error = error or self._refusal(key)
                 if error is not None:
                     self._fail(key, target, error)
                 else:
-                    target.places, target.is_opening, target.fault = places, False, ""
+                    self._when_allowed(key, target, ready)
 
             with Countdown(opened) as countdown:
                 for place in places:

@@ -298,7 +298,8 @@ class Journal:
     @property
     def has_frames_under_way(self) -> bool:
         """Whether frames are on their way to the disk, which are to be shown before those that come behind."""
-        return self._group is not None or any(group.entries for group in self._in_flight)
+        groups = self._in_flight
+        return self._group is not None or (bool(groups) and any(each.entries for each in groups))
 
     def take_back(self, written: Written) -> None:
         """Note what kernels have written, before frames that they took and did not write are admitted."""

@@ -142,11 +142,11 @@ class Outlets:
         # a frame that was admitted and is not visible yet goes before
         if next_offset != visible or (kind == _OS and partition.strict_end > visible):
             return None
-        if not any(sub.consumers for sub in partition.all_subscriptions()):
-            return None, [kind, partition.safe_until, 0, 0, 0, 0, 0, 0]
         sub = partition.only_subscription()
-        if sub is None:
-            return None
+        if sub is None or not sub.consumers:
+            if any(each.consumers for each in partition.all_subscriptions()):
+                return None
+            return None, [kind, partition.safe_until, 0, 0, 0, 0, 0, 0]
         consumer = sub.next_taker(visible)
         side = self._side(consumer)
         if consumer is None or not side:

@@ -11,6 +11,7 @@ Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_k
 
 from __future__ import annotations
 
+import operator
 import os
 import select
 import struct
@@ -77,6 +78,7 @@ _UNHELD_TURNS, _UNHELD_TURNS_MAX = 64, 64 * 1024
 _SERVING_NS_MAX = 10 * MILLISECOND_NS
 """After so long the ordinary turn does what the clock asks."""
 _POLLED = struct.Struct("=ihh")
+_IS_BUSY = operator.attrgetter("busy")
 _TAKEN_AT = AT_TAKEN // WORD_BYTES
 _LINKS_AT = AT_LINKS // WORD_BYTES
 _HEAD_WORDS = int(ResultWord.BASE_OFFSET) + 1
@@ -206,7 +208,7 @@ class RingIntake:
         """Whether all that was taken is dealt with."""
         state = self._state
         busy = state.ready or self._rings.awake or self._intake.is_busy or self._outlets.is_busy
-        return not busy and not any(journal.busy for journal in state.journals.values())
+        return not busy and not any(map(_IS_BUSY, state.journals.values()))
 
     def _holds(self) -> bool:
         """Whether publishes are left in their rings for the moment: the ordinary way has a group under way that they
@@ -452,10 +454,12 @@ class RingIntake:
     def _count(self, served: list[Taken]) -> None:
         """Count the bundles that kernels have shown."""
         if served:
-            logged = sum([row.end != 0 for row in served])
+            logged = byte_count = answered = 0
+            for row in served:
+                logged += row.end != 0
+                byte_count += row.bundle_bytes
+                answered += row.stage == _DONE
             took_ns = self._state.clock.monotonic_ns() - self._state.now_ns
-            byte_count = sum([row.bundle_bytes for row in served])
-            answered = sum([row.stage == _DONE for row in served])
             self._intake.count_served(len(served), byte_count, answered, logged, took_ns)
 
     def _admitted(

@@ -1,0 +1,169 @@
+"""Lists of revoked certificates (CRL) of the CAs of clients: read from PEM, and good only if these CAs have signed them.
+
+    file --PEM--> each list --issuer is a CA of clients, may sign lists, has signed it; complete--> RevokedLists
+                            '-----------------------------------------------------------------> InvalidArgument
+
+OpenSSL looks a certificate up in them. It would take any list, and refuse all clients of a CA whose list is not good.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from danube_fast.errors import InvalidArgument
+from danube_fast.security.certificates import (
+    check_package,
+    crl_dates,
+    crl_issuer_name,
+    fingerprint_of,
+    subject_name,
+)
+from danube_fast.security.private_files import PrivateFile, read_private
+
+__all__ = [
+    "CRL_FILE",
+    "RevokedLists",
+    "cas_without_list",
+    "certificates_in",
+    "check_lists",
+    "crls_in",
+    "read_lists",
+]
+
+CRL_FILE = PrivateFile(
+    noun="file of revoked client certificates",
+    remedy="give a PEM file with the CRL of each CA of clients (`openssl crl -inform DER` makes PEM of DER)",
+    others=stat.S_IWOTH,
+    mode_remedy="chmod o-w",
+    bytes_max=32 << 20,
+)
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PEM_CRL_BEGIN, _PEM_CRL_END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
+_PEM_CRL = re.compile(_PEM_CRL_BEGIN + rb"(.+?)" + _PEM_CRL_END, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RevokedLists:
+    """Of one file."""
+
+    pem: bytes
+    """The lists alone, written anew: a certificate beside them would be a CA."""
+    dates: dict[str, tuple[int, int]]
+    """Fingerprint of each -> from when and until when it is good, wall clock; until 0: for ever."""
+
+
+def read_lists(path: Path, cas: bytes) -> RevokedLists:
+    """Read the lists of a file, each signed by a CA of the text `cas` in PEM.
+
+    Raises FailedPrecondition, InvalidArgument.
+    """
+    text = read_private(path, CRL_FILE)
+    try:
+        found = len(_PEM_CRL.findall(text))
+        if not found or found != text.count(_PEM_CRL_BEGIN):
+            raise InvalidArgument("not PEM, or cut short")
+        ders = crls_in(text)
+        dates = {fingerprint_of(der): crl_dates(der) for der in ders}
+        check_lists(ders, cas)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"{path} is no {CRL_FILE.noun} ({error}); {CRL_FILE.remedy}"
+        ) from None
+    return RevokedLists(b"".join(map(_pem_of, ders)), dates)
+
+
+def _pem_of(der: bytes) -> bytes:
+    """Write a list in PEM: two readers of one text may find different lists in it, and OpenSSL is to use what was checked."""
+    return _PEM_CRL_BEGIN + b"\n" + base64.encodebytes(der) + _PEM_CRL_END + b"\n"
+
+
+def check_lists(ders: list[bytes], cas: bytes) -> None:
+    """Return if each list in DER can be used: it is a whole one, of a CA of the text `cas` in PEM, and signed by it.
+
+    Raises InvalidArgument; FailedPrecondition where the package cryptography is missing.
+    """
+    check_package()
+    known: dict[bytes, list[bytes]] = {}
+    for ca in certificates_in(cas):
+        known.setdefault(subject_name(ca), []).append(ca)  # a CA with a new key keeps its name
+    for der in ders:
+        _check_list(der, known.get(crl_issuer_name(der), []))
+
+
+def _check_list(der: bytes, issuers: list[bytes]) -> None:
+    """Check one of them; `issuers`: the CAs of its name. Raises InvalidArgument."""
+    from cryptography import x509
+
+    try:
+        crl = x509.load_der_x509_crl(der)
+        name = f"{crl.issuer.rfc4514_string()!a:.300}"
+        is_whole = _is_whole(crl)
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):  # fmt: skip
+        raise InvalidArgument("a list of revoked certificates in it cannot be read") from None
+    if not issuers:
+        raise InvalidArgument(f"its list of {name} is of no CA of clients")
+    if not any(_has_signed(ca, crl) for ca in issuers):
+        raise InvalidArgument(
+            f"its list in the name of {name} is not signed by this CA, or this CA may sign no lists"
+        )
+    if not is_whole:
+        raise InvalidArgument(f"its list of {name} is a part, as a delta CRL is, not a whole one")
+
+
+def _has_signed(der: bytes, crl: Any) -> bool:
+    """Whether a CA has signed a list, and its certificate lets it do so."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        ca = x509.load_der_x509_certificate(der)
+        usage = [each.value for each in ca.extensions if isinstance(each.value, x509.KeyUsage)]
+        may_sign = all(each.crl_sign for each in usage)
+        return may_sign and bool(crl.is_signature_valid(ca.public_key()))
+    except (
+        ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ):  # fmt: skip
+        return False  # OpenSSL could not use it either
+
+
+def _is_whole(crl: Any) -> bool:
+    """Whether OpenSSL uses a list by itself: not one of changes, of some reasons, of other CAs, or of a kind to come."""
+    from cryptography import x509
+
+    for each in crl.extensions:
+        if isinstance(each.value, x509.IssuingDistributionPoint):
+            if each.value.indirect_crl or each.value.only_some_reasons:
+                return False
+        elif each.critical:
+            return False
+    return True
+
+
+def cas_without_list(cas: bytes, crls: bytes) -> int:
+    """Return how many CAs of a text in PEM have no CRL in another one. Raises InvalidArgument for damaged ones."""
+    listed = {crl_issuer_name(der) for der in crls_in(crls)}
+    return sum(subject_name(der) not in listed for der in certificates_in(cas))
+
+
+def certificates_in(pem: bytes) -> list[bytes]:
+    """Find all certificates, in DER. Raises InvalidArgument."""
+    try:
+        return [ssl.PEM_cert_to_DER_cert(each.decode("ascii")) for each in _PEM.findall(pem)]
+    except ValueError as error:
+        raise InvalidArgument(f"that is damaged PEM ({error}); write the file anew") from None
+
+
+def crls_in(pem: bytes) -> list[bytes]:
+    """Find all CRLs, in DER. Raises InvalidArgument."""
+    try:
+        return [binascii.a2b_base64(each) for each in _PEM_CRL.findall(pem)]
+    except ValueError as error:
+        raise InvalidArgument(f"that is damaged PEM ({error}); write the file anew") from None
