@@ -18,8 +18,8 @@ from danube_fast.errors import DanubeError, Unavailable
 
 __all__ = ["Steps", "Undecided", "allowed", "sift", "when_decided"]
 
-TOGETHER_MAX = 32
-"""Rights that one list asks for at a time."""
+TOGETHER_MAX = 16
+"""Rights that one list asks for at a time: as many as the threads of one principal serve in time."""
 AHEAD_MAX = 256
 """Items of a list that are looked at ahead while one of them waits."""
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from danube_fast.cli.options import (
     example,
 )
 from danube_fast.cli.output import counted, refuse_without_yes
-from danube_fast.client.values.options import parse_time
 from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
@@ -104,6 +103,8 @@ def seek(
 
     AGO is such as -10min, -2h or 7d. An exclusive subscription must have no consumer just then.
     """
+    from danube_fast.client.values.options import parse_time  # it brings NumPy
+
     is_ago = isinstance(parse_time(f"-{position}"), dt.timedelta)
     place = position_of(f"-{position}" if is_ago else position)
     refuse_without_yes(yes, f"moves {subscription} of {topic} to {position}, for all its consumers")

@@ -225,12 +225,12 @@ class ConnectionGuard:
 
     def _pause_ms(self) -> int | None:
         """How long to sleep; None: until something connects."""
-        held_ns = self.failed.next_ns
-        if not self._connections and held_ns is None:
+        due_ns = self.failed.next_ns
+        if not self._connections and due_ns is None:
             return None
         wanted_ns = self._next_look_ns if self._is_busy else self._next_watch_ns
-        if held_ns is not None:
-            wanted_ns = min(wanted_ns, held_ns) if self._connections else held_ns
+        if due_ns is not None:
+            wanted_ns = min(wanted_ns, due_ns) if self._connections else due_ns
         return max(1, -((self._clock.monotonic_ns() - wanted_ns) // MILLISECOND_NS))
 
     def _take_events(self, monitor: zmq.Socket[bytes], now_ns: int) -> None:

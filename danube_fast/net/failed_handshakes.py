@@ -69,6 +69,7 @@ class FailedHandshakes:
         self._ended = 0
         """Connections of any address, in this second."""
         self._listens_until_ns = 0
+        """0: the kernel tells nothing."""
         self._held: dict[bytes, int] = {}
         """By source: until when."""
         self._logged_ns = -_LOG_NS
@@ -101,8 +102,9 @@ class FailedHandshakes:
 
     @property
     def next_ns(self) -> int | None:
-        """When an address is let in again; None: none is held off."""
-        return min(self._held.values(), default=None)
+        """When there is work: an address is let in again, or the kernel need tell no more; None: neither."""
+        listens = [self._listens_until_ns] if self._listens_until_ns else []
+        return min((*self._held.values(), *listens), default=None)
 
     def do_work(self, now_ns: int) -> None:
         """Hold off the addresses with too many failures in this second, and let those in whose time is over."""
@@ -159,14 +161,16 @@ class FailedHandshakes:
         if self.ends is None or not self._most:
             return
         if self._ended > self._most // 2:
-            self._ended, self._listens_until_ns = 0, now_ns + _LISTEN_NS
+            self._ended = 0
             try:
                 self.ends.open()
+                self._listens_until_ns = now_ns + _LISTEN_NS
             except OSError as error:
                 self._log(
                     now_ns, f"handshakes that fail before a key is known are not counted: {error}"
                 )
-        elif now_ns >= self._listens_until_ns:
+        elif self._listens_until_ns and now_ns >= self._listens_until_ns:
+            self._listens_until_ns = 0
             self.ends.close()
 
     def _log(self, now_ns: int, text: str) -> None:

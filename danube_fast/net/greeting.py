@@ -74,6 +74,8 @@ class Greeter:
             session, goes_on = self._sessions.resume(identity, command.session, command.token)
             if session is not None and session.principal != principal:
                 session, goes_on = None, False
+            # rights of groups come with the proof
+            goes_on = goes_on and session is not None and session.proof == proof
             if session is None or not goes_on:
                 for old in (session, self._sessions.by_identity(identity)):
                     if old is not None:

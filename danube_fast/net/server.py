@@ -1,7 +1,7 @@
 """The broker's ROUTER socket: bind, drain, send without ever blocking.
 
-Identities are chosen by the server: ZeroMQ gives a peer that names none a 5-byte identity that
-begins with a zero byte, and a peer cannot claim such a name. A peer that brings its own is ignored.
+Identities are chosen by the server: ZeroMQ gives a peer that names none a 5-byte identity, a zero byte and 32 bits that
+begin at random, and a peer cannot claim one that is in use. A peer that brings a name of another kind is ignored.
 Written and read by the worker's loop only.
 
 With `proves` ZeroMQ asks a `ZapThread` about every connection, on tcp behind CURVE, on ipc by the peer's user; whom it

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from inspect import getattr_static
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
@@ -44,6 +44,10 @@ THREADS_OF_ONE_MAX = 8
 QUESTIONS_MAX = 4096
 QUESTIONS_OF_ONE_MAX = 1024
 """Of one principal, those that wait for a thread too."""
+WAITING_MAX = 4096
+"""What waits for one answer."""
+QUESTION_NS = 30 * SECOND_NS
+"""How long a question stands, however often the rules change meanwhile."""
 ANSWERS_MAX = 16_384
 ANSWER_NS = 5 * SECOND_NS
 """How long an answer counts: a command needs several, and passes over what is open follow each other."""
@@ -51,6 +55,8 @@ FAULT_NS = SECOND_NS
 """How long no answer counts as one."""
 VERSION_NS = SECOND_NS
 """How often the version of its rules is read."""
+VERSIONS_LATE_MAX = 3
+"""Reads of it that hang, and have threads."""
 
 
 class _Key(NamedTuple):
@@ -67,13 +73,18 @@ class _Answer(NamedTuple):
 class _Question:
     """A question that is under way."""
 
-    __slots__ = ("answer", "deadline_ns", "waiting")
+    __slots__ = ("answer", "deadline_ns", "is_first", "made_ns", "waiting")
 
-    def __init__(self, deadline_ns: int) -> None:
-        self.deadline_ns = deadline_ns
+    def __init__(self, now_ns: int, is_first: bool) -> None:
+        self.made_ns, self.is_first = now_ns, is_first
+        self.extend(now_ns)
         self.answer: Future[Outcome] | None = None
         self.waiting: list[Callable[[], None]] | None = []
         """What begins again when there is an answer; None: there was one."""
+
+    def extend(self, now_ns: int) -> None:
+        """Give it the time of a new one, up to an end. Of two questions the older one never ends later."""
+        self.deadline_ns = min(now_ns + int(ANSWER_SECONDS * SECOND_NS), self.made_ns + QUESTION_NS)
 
 
 class AskedAuthorizer:
@@ -96,6 +107,10 @@ class AskedAuthorizer:
         """Number of its rules, as it was read last; 0 if it has none, or tells none."""
         self._has_version = getattr_static(inner, "version", None) is not None
         self._version: Future[Outcome] | None = None
+        """The newest read that is under way."""
+        self._version_until_ns = 0
+        self._versions_late = 0
+        """Older reads that are under way still."""
         self._version_ns = 0
 
     def authorize(
@@ -113,6 +128,10 @@ class AskedAuthorizer:
             question = self._questions.get(key)
             if question is None:
                 question = self._ask(key, is_first)
+            elif is_first and not question.is_first:
+                self._bring_forward(key, question)
+            if not is_first and question.waiting and len(question.waiting) >= WAITING_MAX:
+                raise self._too_many()
         raise Undecided(
             f"the authorizer {self._name} is being asked whether {principal} may {permission} {resource}; try again",
             partial(self._wait, question),
@@ -131,7 +150,7 @@ class AskedAuthorizer:
             )  # fmt: skip
         if self._has_version and now_ns - self._version_ns >= VERSION_NS:
             self._version_ns = now_ns
-            self._read_version()
+            self._read_version(now_ns)
 
     # ---------------------------------------------------------------- questions
 
@@ -140,20 +159,28 @@ class AskedAuthorizer:
             len(self._questions) >= QUESTIONS_MAX
             or self._of_one[key.principal] >= QUESTIONS_OF_ONE_MAX
         ):
-            raise Unavailable(
-                f"too many questions wait for the authorizer {self._name} just now; try again in a moment"
-            )
-        now_ns = self._clock.monotonic_ns()
-        question = _Question(now_ns + int(ANSWER_SECONDS * SECOND_NS))
+            raise self._too_many()
+        question = _Question(self._clock.monotonic_ns(), is_first)
         self._questions[key] = question
         self._of_one[key.principal] += 1
-        self._send(key, question, is_first)
+        self._send(key, question)
         return question
 
-    def _send(self, key: _Key, question: _Question, is_first: bool) -> None:
+    def _too_many(self) -> Unavailable:
+        return Unavailable(
+            f"too many questions wait for the authorizer {self._name} just now; try again in a moment"
+        )
+
+    def _bring_forward(self, key: _Key, question: _Question) -> None:
+        """Let a question that waits for a thread be one of the first."""
+        question.is_first = True
+        if question.answer is not None and question.answer.cancel():
+            self._send(key, question)
+
+    def _send(self, key: _Key, question: _Question) -> None:
         try:
             answer = self._threads.ask(
-                lambda: self._inner.authorize(*key), key.principal, is_first=is_first
+                partial(_ask, self._inner, key), key.principal, is_first=question.is_first
             )
         except RuntimeError as fault:  # no thread can be made
             text = f"cannot be asked: {fault}"
@@ -220,21 +247,26 @@ class AskedAuthorizer:
 
     # ---------------------------------------------------------------- version
 
-    def _read_version(self) -> None:
+    def _read_version(self, now_ns: int) -> None:
+        """Read it, again in another thread if one took too long."""
         if self._version is not None:
             self._faults.warn("the authorizer %s does not tell its version", self._name)
-            return
+            if now_ns < self._version_until_ns or self._versions_late >= VERSIONS_LATE_MAX:
+                return
         try:
-            self._version = self._threads.ask(lambda: int(getattr(self._inner, "version", 0)))
+            answer = self._threads.ask(lambda: int(getattr(self._inner, "version", 0)))
         except RuntimeError:  # no thread can be made
             return
-        self._version.add_done_callback(
-            lambda answer: self.in_loop(lambda: self._take_version(answer.result()))
-        )
+        self._versions_late += self._version is not None
+        self._version, self._version_until_ns = answer, now_ns + int(ANSWER_SECONDS * SECOND_NS)
+        answer.add_done_callback(lambda answer: self.in_loop(lambda: self._take_version(answer)))
 
-    def _take_version(self, outcome: Outcome) -> None:
+    def _take_version(self, answer: Future[Outcome]) -> None:
         """Forget what older rules have answered, and ask again what is under way."""
-        self._version = None
+        if answer is not self._version:
+            self._versions_late -= 1
+            return  # it took too long, and was read again since
+        self._version, outcome = None, answer.result()
         if outcome.error is not None:
             self._faults.warn(
                 "the version of the authorizer %s cannot be read: %s",
@@ -244,13 +276,15 @@ class AskedAuthorizer:
         if outcome.found == self.version:
             return
         self.version = outcome.found
+        now_ns = self._clock.monotonic_ns()
         with self._lock:
             self._answers.clear()
             for key, question in list(self._questions.items()):
                 before, question.answer = question.answer, None
                 if before is not None:
                     before.cancel()
-                self._send(key, question, is_first=False)
+                question.extend(now_ns)
+                self._send(key, question)
 
 
 def check_authorizer(text: str, auth: str) -> None:
@@ -268,6 +302,14 @@ def load_authorizer(text: str, clock: Clock) -> AskedAuthorizer | None:
     if not text:
         return None
     return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text), clock)
+
+
+def _ask(inner: Authorizer, key: _Key) -> None:
+    """Ask for a right; one that returns something, False perhaps, has not permitted. Raises what the authorizer raises."""
+    found: object = cast("Callable[..., object]", inner.authorize)(*key)
+    if found is not None:
+        # without the value, whose text a foreign package makes
+        raise TypeError(f"it has returned {type(found).__name__}; it raises or returns None")
 
 
 def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -53,6 +54,11 @@ class EntryPointGroup(NamedTuple):
         if not callable(getattr(found, self.method, None)):
             raise InvalidArgument(
                 f"the {self.setting} {name} is {entry.value}, which gives no object with {self.method}({self.parameters})"
+            )
+        if iscoroutinefunction(getattr(found, self.method)):
+            raise InvalidArgument(
+                f"the {self.setting} {name} is {entry.value}, whose {self.method} is a coroutine function, which no thread "
+                "can await; write it without async"
             )
         return found
 

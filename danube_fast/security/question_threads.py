@@ -1,6 +1,6 @@
 """Questions to a component of another package, each in a thread, so many at a time.
 
-    ask --> queue of its asker, the askers in turn --> a thread --> Outcome
+    ask --> queues of its asker, the askers in turn --> a thread --> Outcome
               '--cancelled: it is not asked any more
 
 Threads cannot be ended, so those that hang stay; the others go on, and no asker has all of them.
@@ -32,6 +32,10 @@ class _Question(NamedTuple):
     answer: Future[Outcome]
 
 
+_Queues = tuple[deque[_Question], deque[_Question]]
+"""Questions of an asker that come first, and the others; each in their order."""
+
+
 class QuestionThreads:
     """Ask one component. Any thread may use it."""
 
@@ -40,7 +44,7 @@ class QuestionThreads:
         self._name, self._threads_max = name, threads_max
         self._of_one_max = of_one_max or threads_max
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[_Question]] = {}
+        self._waiting: dict[str, _Queues] = {}
         self._asking: Counter[str] = Counter()
         self.running = 0
         """Threads that there are."""
@@ -48,22 +52,21 @@ class QuestionThreads:
     def ask(
         self, work: Callable[[], Any], asker: str = "", *, is_first: bool = False
     ) -> Future[Outcome]:
-        """Do that in a thread, before others of the asker if it `is_first`. Raises RuntimeError if no thread can be made."""
+        """Do that in a thread, before others of the asker that are not, if it `is_first`. Raises RuntimeError if no thread can be made."""
         question = _Question(work, Future())
         with self._lock:
-            queue = self._waiting.setdefault(asker, deque())
-            while queue and queue[0].answer.cancelled():
-                queue.popleft()
-            if is_first:
-                queue.appendleft(question)
-            else:
-                queue.append(question)
+            queues = self._waiting.setdefault(asker, (deque(), deque()))
+            for queue in queues:
+                while queue and queue[0].answer.cancelled():
+                    queue.popleft()
+            queue = queues[0 if is_first else 1]
+            queue.append(question)
             if self.running < self._threads_max and self._asking[asker] < self._of_one_max:
                 try:
                     threading.Thread(target=self._run, name=self._name, daemon=True).start()
                 except RuntimeError:
                     queue.remove(question)
-                    if not queue:
+                    if not any(queues):
                         del self._waiting[asker]
                     raise
                 self.running += 1
@@ -89,13 +92,13 @@ class QuestionThreads:
                 self._asking[done] -= 1
                 if not self._asking[done]:
                     del self._asking[done]
-            for asker, queue in self._waiting.items():
+            for asker, queues in self._waiting.items():
                 if self._asking[asker] >= self._of_one_max:
                     continue
                 del self._waiting[asker]
-                question = queue.popleft()
-                if queue:  # behind the others
-                    self._waiting[asker] = queue
+                question = (queues[0] or queues[1]).popleft()
+                if any(queues):  # behind the others
+                    self._waiting[asker] = queues
                 self._asking[asker] += 1
                 return asker, question
             self.running -= 1

@@ -20,6 +20,7 @@ import pytest
 
 import danube_fast
 from danube_fast.client.handle import requests
+from danube_fast.client.produce.publisher import Publisher
 from danube_fast.testing import Broker
 
 WAIT_SECONDS = 60.0
@@ -194,6 +195,33 @@ def test_the_reply_topic_is_deleted_by_somebody(real: Broker, topic: str) -> Non
             may_reply.set()
         assert client.request(topic, b"go on").payload == b"done"
         assert mine not in reply_topics(other)
+
+
+def test_a_request_that_has_ended_is_not_published(
+    real: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes | None] = []
+
+    def handler(message: danube_fast.Message) -> bytes:
+        seen.append(message.payload)
+        return b"done"
+
+    with responder(real, topic, handler), real.client() as client:
+        assert client.request(topic, b"before").payload == b"done"
+        own = client._core.requests
+
+        def slow(*_: object) -> bool:
+            """Find no quick way; the reply topic goes before there is another one."""
+            assert own._reader is not None
+            own.reader_failed(own._reader, danube_fast.TopicDeleted("gone"))
+            return False
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Publisher, "send_columns", slow)
+            with pytest.raises(danube_fast.Unavailable, match="ask again"):
+                client.request(topic, b"ended", WAIT_SECONDS)
+        assert client.request(topic, b"after").payload == b"done"
+        assert seen == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("transport", ["zmq", "shm"])

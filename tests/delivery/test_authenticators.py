@@ -20,7 +20,7 @@ from danube_fast.errors import PermissionDenied
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.curve import new_key_pair
 from danube_fast.security.tls import client_context
-from danube_fast.workers.sign_on.authenticator import ANSWER_SECONDS, THREADS_MAX
+from danube_fast.workers.sign_on.authenticator import ANSWER_SECONDS, THREADS_OF_ONE_MAX
 from tests.delivery.sign_on_rig import SignOnServer
 from tests.delivery.test_security import FELT_SECONDS, TOPIC, refused
 from tests.security.rules import install_logins
@@ -169,16 +169,18 @@ def test_faults_and_hanging_answers_leave_the_others_alone(server: LoginServer) 
         status, answer = server.sign_on(secret, new_key_pair().public)
         assert (status, answer["code"]) == (503, "Unavailable"), secret
         assert "geheim" not in str(answer)
-    with ThreadPoolExecutor(THREADS_MAX) as pool:
-        hanging = [pool.submit(server.status_of, "hang:pia") for _ in range(THREADS_MAX)]
+    with ThreadPoolExecutor(THREADS_OF_ONE_MAX) as pool:
+        hanging = [pool.submit(server.status_of, "hang:pia") for _ in range(THREADS_OF_ONE_MAX)]
         wait_until(
-            "all threads at it", lambda: server.asked.read_text().count("hang") == THREADS_MAX, 20
+            "all threads of an address at it",
+            lambda: server.asked.read_text().count("hang") == THREADS_OF_ONE_MAX,
+            20,
         )
         began = time.monotonic()
         assert server.status_of(made.text) == 200, "an API key waits for an authenticator"
         assert time.monotonic() - began < ANSWER_SECONDS, "an API key has waited for it"
         assert {each.result(60) for each in hanging} == {503}
-    assert server.status_of("user:pia") == 503, "no thread is free"
+    assert server.status_of("user:pia") == 503, "no thread is free for this address"
     assert server.status_of(made.text) == 200
     assert server.pids()["sign_on"] == pid, "the process was killed"
     Path(f"{server.asked}.go").touch()

@@ -184,6 +184,31 @@ def test_the_kernel_tells_of_ends_while_there_are_many(
     assert not ends.is_open
 
 
+def test_the_guard_is_woken_to_end_listening_and_to_let_in(
+    failed: FailedHandshakes, ends: Ends
+) -> None:
+    assert failed.next_ns is None
+    end(failed, ends, 2, SECOND)
+    assert failed.next_ns == 11 * SECOND
+    note(failed, "10.0.0.2", 3, 2 * SECOND)
+    assert failed.next_ns == 3 * SECOND
+    failed.do_work(3 * SECOND)
+    assert failed.next_ns == 11 * SECOND
+    failed.do_work(11 * SECOND)
+    assert failed.next_ns is None and not ends.is_open
+
+
+def test_ears_that_cannot_open_wake_no_guard(
+    failed: FailedHandshakes, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opens() -> None:
+        raise OSError("no netlink")
+
+    monkeypatch.setattr(ends, "open", opens)
+    end(failed, ends, 2, SECOND)
+    assert failed.next_ns is None
+
+
 def test_ends_count_with_refused_keys_and_those_without_a_byte_a_tenth(
     failed: FailedHandshakes, ends: Ends, kernel: Kernel
 ) -> None:

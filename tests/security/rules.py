@@ -69,6 +69,14 @@ def nothing(argument):
     return argument
 
 
+class Later:
+    def __init__(self, argument):
+        pass
+
+    async def authorize(self, principal, permission, resource):
+        pass
+
+
 class Bad:
     version = "three"
 
@@ -83,6 +91,7 @@ rules = house_rules:Rules
 live = house_rules:Live
 bad = house_rules:Bad
 broken = house_rules:broken
+later = house_rules:Later
 nothing = house_rules:nothing
 gone = house_rules_gone:Rules
 """

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from danube_fast.security.authenticators import (
 from danube_fast.security.issuers import Issuer
 from danube_fast.security.policy import Policy
 from danube_fast.security.tokens import Verified
-from danube_fast.workers.sign_on import authenticator
+from danube_fast.workers.sign_on import authenticator, sign_on
 from danube_fast.workers.sign_on.authenticator import AskedAuthenticator, load_authenticator
 from danube_fast.workers.sign_on.verifier import Verifier
 from tests.delivery.sign_on_rig import AUDIENCE, ISSUER, IssuerKey
@@ -178,6 +179,35 @@ def test_those_that_hang_hold_up_no_loop_and_are_bounded(
         asyncio.run(ask())
     assert "has not answered within 0.5 s; 3 of 3 threads are at it" in caplog.text
     assert "Exception" not in caplog.text, "late answers are faults of the loop"
+
+
+def test_one_address_has_not_all_threads(asked: Path) -> None:
+    slow = loaded(asked)
+
+    async def ask() -> None:
+        count = authenticator.THREADS_MAX
+        questions = [asyncio.create_task(slow.verify("hang:pia", HERE)) for _ in range(count)]
+        await asyncio.sleep(0)  # they have begun
+        found = await slow.verify("user:pia", "192.0.2.8")
+        assert found.principal == "pia" and not any(question.done() for question in questions)
+        Path(f"{asked}.go").touch()  # noqa: ASYNC240
+        await asyncio.gather(*questions, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+def test_a_coordinator_that_cannot_be_told_hides_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise Unavailable("the mailbox is full")
+
+    def refused(booted: Any) -> None:
+        raise InvalidArgument("the cause")
+
+    booted = SimpleNamespace(mailbox=SimpleNamespace(notify=fail), exit_code_of=lambda run: run())
+    monkeypatch.setattr(sign_on, "boot", lambda: booted)
+    monkeypatch.setattr(sign_on, "SignOnProcess", refused)
+    with pytest.raises(InvalidArgument, match="the cause"):
+        sign_on.main()
 
 
 def test_an_answer_behind_the_end_of_the_loop_is_dropped(

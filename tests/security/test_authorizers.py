@@ -6,8 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,32 @@ from danube_fast.security.authorizers import (
     load_authorizer,
 )
 from danube_fast.security.question_threads import ANSWER_SECONDS
-from danube_fast.security.records import BOOTSTRAP, Binding, Principal
+from danube_fast.security.records import BOOTSTRAP
 from danube_fast.types import Permission
 from danube_fast.undecided import Steps, Undecided, sift, when_decided
 from danube_fast.workers.coordinator.request_access import RequestAccess
 from danube_fast.workers.coordinator.slices import Slices
-from danube_fast.workers.process.access import Access
+from tests.security.authorizer_rig import (
+    Gate,
+    Loop,
+    Moved,
+    Versions,
+    loop_with,
+    opened_gate,
+)
 from tests.security.rules import install, write_rules
-from tests.workers.broker import ROOT, wait_until
+from tests.workers.broker import ROOT
 
 P = Permission
 PAGE = ROOT / "docs/security.md"
 WAIT_SECONDS = 30
 TOPIC = "/shop/orders"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with opened_gate() as made:
+        yield made
 
 
 @pytest.fixture
@@ -58,108 +70,6 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "rules"
     write_rules(path, "pia produce /shop/\n")
     return path
-
-
-class Loop:
-    """A loop that answers wake; `turn` does what it was handed, in one thread."""
-
-    def __init__(self, access: Access) -> None:
-        self.access = access
-        self.handed: deque[Callable[[], None]] = deque()
-        access.serve_from(self.handed.append)
-
-    def turn(self) -> None:
-        for _ in range(len(self.handed)):
-            self.handed.popleft()()
-        self.access.do_work(self.access.clock.monotonic_ns())
-
-    def until(self, what: str, condition: Callable[[], Any]) -> None:
-        def met() -> Any:
-            self.turn()
-            return condition()
-
-        wait_until(what, met, WAIT_SECONDS)
-
-    def outcome(self, principal: str, permission: Permission, resource: str) -> DanubeError | None:
-        """What the principal is told at last; None: it may."""
-        ends: list[DanubeError | None] = []
-
-        def step() -> None:
-            self.access.authorize(principal, permission, resource)
-            ends.append(None)
-
-        when_decided(step, ends.append)
-        self.until("the answer", lambda: ends)
-        return ends[0]
-
-    def permits(self, principal: str, permission: Permission, resource: str) -> bool:
-        self.outcome(principal, permission, resource)
-        return self.access.permits(principal, permission, resource)
-
-
-class Gate:
-    """Answers when it is let, by resource; keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
-        self.let: Counter[str] = Counter()
-        self.denies: set[str] = set()
-        self.closed = False
-        self.raises: Exception | None = None
-        self.changed = threading.Condition()
-
-    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
-        with self.changed:
-            self.asked.append((principal, permission, resource))
-            self.changed.wait_for(lambda: self.closed or self.let[resource] or self.let["*"])
-            self.let[resource] -= self.let[resource] > 0
-        if self.raises is not None:
-            raise self.raises
-        if resource in self.denies:
-            raise PermissionDenied(f"{resource} is denied")
-
-    def open(self, resource: str = "*", count: int = 1) -> None:
-        with self.changed:
-            self.let[resource] += count
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.close()
-
-    def are_gone() -> bool:
-        return all(thread.name != "authorizer" for thread in threading.enumerate())
-
-    wait_until("the end of the threads", are_gone, WAIT_SECONDS)
-
-
-class Moved(SystemClock):
-    """A clock that is put forward."""
-
-    moved_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return super().monotonic_ns() + self.moved_ns
-
-
-def loop_with(outer: AskedAuthorizer | None) -> Loop:
-    """What a process knows where pia and ann may do everything by their roles."""
-    access = Access(SystemClock(), outer)
-    access.is_loaded = True
-    access.confirm()
-    for user in ("pia", "ann", BOOTSTRAP):
-        access.policy.put(Principal(user))
-        access.policy.put(Binding(user, f"user:{user}", "admin", "cluster"))
-    access.policy.put(Principal("nick"))
-    return Loop(access)
 
 
 def loop_of(text: str) -> Loop:
@@ -316,18 +226,6 @@ def test_new_rules_are_another_version(rules: Path) -> None:
     assert loop.permits("pia", P.PRODUCE, TOPIC), "an answer of older rules"
 
 
-class Versions(Gate):
-    """Rules with a number: the first let all, the others none. Each answers when its number is let."""
-
-    version = 1
-
-    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
-        version = self.version
-        super().authorize(principal, permission, str(version))
-        if version > 1:
-            raise PermissionDenied("the new rules let none")
-
-
 def test_an_answer_of_older_rules_does_not_count(gate: Gate) -> None:
     clock, rules = Moved(), Versions()
     asked = AskedAuthorizer("gate", rules, clock)
@@ -450,10 +348,10 @@ def test_the_example_of_the_page() -> None:
         try:
             url = f"http://127.0.0.1:{opa.server_port}/v1/data/danube/allow"
             loop = loop_with(AskedAuthorizer("opa", names["Opa"](url), SystemClock()))
+            loop.until("the version", lambda: loop.access.version[2])
             assert loop.permits("pia", P.CONSUME, TOPIC)
             refusal = loop.outcome("ann", P.CONSUME, TOPIC)
             assert isinstance(refusal, PermissionDenied) and "ann may not consume" in str(refusal)
-            loop.until("the version", lambda: loop.access.version[2])
         finally:
             opa.shutdown()
             thread.join()
@@ -467,6 +365,7 @@ def test_the_example_of_the_page() -> None:
         ("unknown", "no installed package has an authorizer 'unknown'; there are: .*rules"),
         ("broken:x", "cannot be loaded.*no rules"),
         ("gone", "cannot be loaded"),
+        ("later:x", "authorize is a coroutine function"),
         ("nothing:x", "gives no object with authorize"),
     ],
 )

@@ -178,13 +178,19 @@ def test_what_waits_goes_out_behind_the_answer(ends: Ends, endpoint: str) -> Non
     wait_until("the next message", lambda: port.readable())
     head = port.receive_head()
     assert head is not None and bytes(head) == b"welcome"
+    assert port.receive_head() is None
+    ends.router.send_multipart([sender, b"between the two looks"])
+    wait_until("a message behind the first look", lambda: port.has_more())
+    head = port.receive_head()
+    assert head is not None and bytes(head) == b"between the two looks"
+    assert port.receive_head() is None and not port.has_more()
     ends.router.close(0)
     with ends.context.socket(zmq.ROUTER) as next_one:
         wait_until("a listener in its place", lambda: bound(next_one, endpoint))
         port.post(b"perhaps for a stranger")
         wait_until("the end", lambda: port.readable())
         assert not next_one.poll(200), "the next one to listen was told something"
-    assert port.receive_head() is None
+    assert port.receive_head() is None and not port.has_more()
     assert isinstance(port.lost, danube_fast.Unavailable)
     port.post(b"too late")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,21 +14,29 @@ import pytest
 
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.clock import MILLISECOND_NS, SystemClock
+from danube_fast.errors import PermissionDenied
+from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.records import Binding, Credential, Principal, Role
 from danube_fast.types import Permission
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.denials import Denials
 from danube_fast.workers.shard.access_checks import PASS_SLICES, AccessChecks
+from tests.workers.broker import wait_until
 
 SESSIONS = 1000
+WAIT_SECONDS = 30
 TICK_NS = 10 * MILLISECOND_NS
 
 
 class Worker:
     """As much of a worker as the checks need: sessions of one principal, and who was sent away."""
 
-    def __init__(self) -> None:
-        self.access = Access(SystemClock())
+    def __init__(self, rules: Any = None) -> None:
+        """`rules`: an authorizer of another package."""
+        clock = SystemClock()
+        self.access = Access(clock, None if rules is None else AskedAuthorizer("r", rules, clock))
+        self.handed: deque[Callable[[], None]] = deque()
+        self.access.serve_from(self.handed.append)
         self.access.policy.put(Principal(name="pia"))
         self.access.policy.put(Credential(credential="uid:7", principal="pia"))
         self.ended: set[int] = set()
@@ -60,7 +72,73 @@ class Worker:
 
     def tick(self) -> None:
         self.now_ns += TICK_NS
+        while self.handed:
+            self.handed.popleft()()
         self.checks.do_work(self.now_ns)
+
+    def subscribe(self, session: Any) -> None:
+        sub = SimpleNamespace(partition_id=1, name="s")
+        session.consumers[1] = SimpleNamespace(consumer_id=1, number=1, subscription=sub)
+
+
+class Hanging:
+    """Rules that answer when they are let, and deny then."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.asked: set[str] = set()
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        self.asked.add(principal)
+        self.let.wait(WAIT_SECONDS)
+        raise PermissionDenied("no")
+
+
+def test_what_waits_for_an_authorizer_holds_up_no_revocation() -> None:
+    rules = Hanging()
+    worker = Worker(rules)
+    policy = worker.access.policy
+    credentials = {"ann": "uid:8", "ben": "uid:9"}
+    for name in credentials:
+        policy.put(Principal(name=name))
+        policy.put(Credential(credential=credentials[name], principal=name))
+    for name in ("pia", "ann", "ben"):
+        policy.put(Binding(name, f"user:{name}", "consumer", "/shop/*"))
+    for number, session in enumerate(worker.sessions):
+        if name := ("", "ann", "ben")[number % 3]:
+            session.proof, session.principal = credentials[name], name
+        worker.subscribe(session)
+    thirds = [set(range(first, SESSIONS, 3)) for first in range(3)]
+
+    def passes(count: int) -> None:
+        for _ in range(count * (PASS_SLICES + 1)):
+            worker.tick()
+
+    passes(2)
+    wait_until("questions about all", lambda: len(rules.asked) == 3, WAIT_SECONDS)
+    assert all(session.consumers for session in worker.sessions)
+    policy.remove("credential/uid:7")
+    policy.remove("binding/ann")
+    passes(2)
+    assert worker.ended == thirds[0]
+    gone = {session.number for session in worker.sessions if not session.consumers}
+    assert gone == thirds[1], "closed sessions keep theirs here"
+    policy.put(Binding("ann", "user:ann", "consumer", "/shop/*"))
+    passes(1)
+    rules.let.set()
+
+    def is_decided() -> bool:
+        worker.tick()
+        return not worker.checks.is_busy
+
+    wait_until("all answers", is_decided, WAIT_SECONDS)
+    gone = {session.number for session in worker.sessions if not session.consumers}
+    assert gone == thirds[1] | thirds[2], "a handle was lost"
+    passes(2)  # what was closed is told with a pass
+    told = Counter[str]()
+    for line in worker.denials.take(sys.maxsize)[0]:
+        told[line.action] += line.count
+    assert told["consumer"] == SESSIONS and told["session"] == len(thirds[0])
 
 
 @pytest.mark.parametrize("changes_on", [False, True])

@@ -53,7 +53,9 @@ class Rig:
         )
         namespaces = SimpleNamespace(create=lambda name, now_ns: self.made.append(name))
         topics = SimpleNamespace(namespaces=namespaces)
-        context: Any = SimpleNamespace(topics=topics, clock=SimpleNamespace(wall_ns=lambda: 1))
+        context: Any = SimpleNamespace(
+            topics=topics, clock=SimpleNamespace(wall_ns=lambda: 1, monotonic_ns=lambda: 0)
+        )
         self.session = Session(3, b"token", b"\0one", "raw", "ann")
         self.charged: list[AuditRecord] = []
         self.is_over = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import stat
@@ -24,6 +26,7 @@ from danube_fast.security.curve import read_key_file
 from danube_fast.version import VERSION
 from danube_fast.wal.lock import LogLock
 from danube_fast.workers.supervisor import backup as module
+from danube_fast.workers.supervisor import restore as restoring
 from danube_fast.workers.supervisor.backup import SECRET_FILES, Backup, back_up
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.restore import check_backup, restore
@@ -131,6 +134,63 @@ def test_one_that_appears_meanwhile_is_not_replaced(
     assert sorted(os.listdir(tmp_path)) == ["data", "saved"]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_disk_without_hard_links_holds_backups_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    taken: list[str] = []
+
+    def link(source: Path, path: Path) -> None:
+        if taken:
+            path.write_text(taken[0])
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    made = save(data)
+    assert check_backup(made.path) == made.manifest
+    made.path.unlink()
+    taken.append("of another one")
+    with pytest.raises(AlreadyExists):
+        save(data)
+    assert made.path.read_text() == "of another one"
+    assert sorted(os.listdir(tmp_path)) == ["data", "saved"]
+
+
+def test_a_disk_without_modes_holds_backups_that_are_private(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = [0o600, 0o640]
+
+    def fchmod(fd: int, mode: int) -> None:
+        os.chmod(fd, modes.pop(0))
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    save(data).path.unlink()
+    with pytest.raises(FailedPrecondition, match="not permitted"):
+        save(data)
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_source_that_cannot_be_read_is_named_and_not_the_target(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._write
+
+    class Failing(io.BytesIO):
+        def read(self, count: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def meddled(*arguments: Any) -> None:
+        monkeypatch.setattr(module, "open", lambda *_: Failing(), raising=False)
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", meddled)
+    with pytest.raises(FailedPrecondition, match=f"cannot read {data}/.*: Input/output error"):
+        save(data)
+    assert os.listdir(data.parent) == ["data"]
+
+
 @pytest.mark.parametrize("name", ["data/saved", "data/history/saved", "data", "."])
 def test_a_backup_goes_elsewhere(data: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgument):
@@ -225,6 +285,36 @@ def test_a_restore_overwrites_nothing(data: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data", "file", "new", "saved"]
     (tmp_path / "new/mine").unlink()
     restore(made.path, tmp_path / "new")
+    assert tree(tmp_path / "new") == tree(data)
+
+
+def test_an_empty_directory_of_another_user_is_not_taken_from_that_user(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = save(data)
+    (tmp_path / "new").mkdir()
+    before = (tmp_path / "new").stat()
+    monkeypatch.setattr(os, "geteuid", lambda: before.st_uid + 1)
+    with pytest.raises(FailedPrecondition, match=f"id {before.st_uid}, .*run this as that user"):
+        restore(made.path, tmp_path / "new")
+    assert (tmp_path / "new").stat().st_ino == before.st_ino
+    assert sorted(os.listdir(tmp_path)) == ["data", "new", "saved"]
+    restore(made.path, tmp_path / "newer")
+
+
+def test_a_directory_whose_name_cannot_be_synced_is_said_to_be_there(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sync = save(data), restoring.sync_directory
+
+    def failing(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(folder)
+
+    monkeypatch.setattr(restoring, "sync_directory", failing)
+    with pytest.raises(FailedPrecondition, match=r"in its place, but .*Input/output error.*restore again"):  # fmt: skip
+        restore(made.path, tmp_path / "new")
     assert tree(tmp_path / "new") == tree(data)
 
 

@@ -16,6 +16,7 @@ from danube_fast.broker import admin
 from danube_fast.broker.admin.registry import AdminContext, resource_of
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
+from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, Internal, PermissionDenied, Unavailable
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -28,13 +29,13 @@ from danube_fast.security.audit import (
     shown_text,
 )
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import REPLY_TOPICS
+from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.process.denials import Denial
 
-__all__ = ["READS", "SHOWN_ARGUMENTS", "Administration", "record_of"]
+__all__ = ["READS", "RIGHTS_NS", "SHOWN_ARGUMENTS", "Administration", "record_of", "while_it_lasts"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ SHOWN_ARGUMENTS = frozenset({
 })  # fmt: skip
 """Arguments whose values are recorded. Free texts such as labels are not among them: they may hold anything."""
 
+RIGHTS_NS = 30 * SECOND_NS
+"""How long one command may wait for answers about rights, of which a list needs many."""
 Reply = Callable[[int, protocol.ServerCommand], None]
 
 
@@ -149,8 +152,8 @@ class Administration:
         on_end: Callable[[Any, DanubeError | None], None],
     ) -> None:  # fmt: skip
         """Run an operation, if the session's principal may. Raises Undecided."""
-        authorize, asked = self._authorizer.authorize, command.arguments
-        answer = admin.Answer(on_end)
+        authorize = while_it_lasts(session, self._context.clock, self._authorizer.authorize)
+        answer, asked = admin.Answer(on_end), command.arguments
         admin.run(self._context, authorize, session.principal, command.operation, asked, answer)
 
     def _is_of_reply(self, session: Session, operation: str, resource: str) -> bool:
@@ -168,6 +171,28 @@ class Administration:
         request = f"{session.number}.{command.request}"
         who = session.principal, session.proof, session.address
         audit.denials.note(Denial(command.operation, *who, resource, request=request))
+
+
+def while_it_lasts(
+    session: Session, clock: Clock, authorize: Callable[[str, Permission, str], None]
+) -> Callable[[str, Permission, str], None]:
+    """Return an `authorize` for one command, which is Unavailable once the session has ended, or once answers have been
+    waited for too long: a list needs many."""
+    until_ns = clock.monotonic_ns() + RIGHTS_NS
+
+    def asked(principal: str, permission: Permission, resource: str) -> None:
+        if session.closed:
+            raise Unavailable("the session has ended")
+        try:
+            authorize(principal, permission, resource)
+        except Undecided:
+            if clock.monotonic_ns() < until_ns:
+                raise
+            raise Unavailable(
+                f"the authorizer has not answered all that this needs within {RIGHTS_NS // SECOND_NS} s; try again, or ask for less"
+            ) from None
+
+    return asked
 
 
 def _resource_of(command: protocol.Admin) -> str:

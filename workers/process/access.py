@@ -166,15 +166,21 @@ class Access:
             return False
         return True
 
+    @property
+    def has_outer(self) -> bool:
+        """Whether the authorizer of another package is asked, too."""
+        return self._outer is not None
+
     def check(
-        self, principal: str, permission: Permission, resource: str, *, is_open: bool = False
-    ) -> None:
+        self, principal: str, permission: Permission, resource: str, *, is_open: bool = False, outer: bool = True,
+    ) -> None:  # fmt: skip
         """Return if the principal may do that, by the copy as it is. Raises PermissionDenied, Undecided; Unavailable if the
-        authorizer of another package does not decide. What `is_open` is asked about before what shall be."""
+        authorizer of another package does not decide. What `is_open` is asked about before what shall be. Without `outer`
+        that authorizer is not asked, so that nothing is Undecided."""
         of_reply = self._permits_reply(principal, permission, resource)
         if of_reply is None:
             self._authorizer.authorize(principal, permission, resource)
-            if self._outer is not None and principal != BOOTSTRAP:
+            if outer and self._outer is not None and principal != BOOTSTRAP:
                 self._outer.authorize(principal, permission, resource, is_first=is_open)
         elif not of_reply:
             raise PermissionDenied(

@@ -4,15 +4,21 @@
                                   of those whose rights may have changed:
                                   producers, consumers --no right any more?--> closed, the client is told
                                   --what was closed, counted--> audit log
+                                  handles that roles permit --> queue --authorizer of another package denies--> closed
 
 A pass goes in slices, so that 10,000 clients do not stop the loop. One that is under way when rights change goes on to its
 end, and another one follows: however often they change, each client is looked at within two passes.
+It asks the records alone, and waits for no answer: what another package's authorizer is asked about stands in a queue
+beside it. A pass enters a handle that stands there already at its place, so that none is lost and none is put back.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,13 +49,24 @@ SLICE_NS = 5 * MILLISECOND_NS
 EXPIRY_NS = SECOND_NS
 """How often credentials are looked at that end by themselves."""
 UNDECIDED_MAX = 64
-"""Handles of a pass that wait for answers of another package's authorizer; the pass goes on when there are fewer."""
+"""Handles that wait for answers of another package's authorizer; the queue goes on when there are fewer."""
+UNDECIDED_OF_ONE_MAX = 16
+"""Those of one principal: as many as its threads serve in time, if an answer takes no longer than 2 s."""
 _REVOKED = "the right to do this was taken away; ask an administrator of the broker"
 
 
 def subscription_resource(topic: str, subscription: str) -> str:
     """Name what a consumer needs its right on."""
     return f"{topic}#{subscription}" if subscription else topic
+
+
+class _Handle(NamedTuple):
+    """A handle that roles permit, and another package's authorizer may deny."""
+
+    session: Session
+    permission: Permission
+    resource: str
+    close: Callable[[DanubeError], None]
 
 
 class AccessChecks(Job):
@@ -69,13 +86,16 @@ class AccessChecks(Job):
         self._slice_checks = SLICE_CHECKS_MIN
         """Of the pass under way."""
         self._pass: Iterator[None] | None = None
-        self._undecided = 0
-        """Handles of the pass that wait for answers."""
+        self._queue: dict[tuple[Permission, int, int], _Handle] = {}
+        """Handles that another package's authorizer is to be asked about; by permission, session and number."""
+        self._undecided: Counter[str] = Counter()
+        """Handles that wait for answers, by principal."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a pass is under way."""
-        return self._pass is not None or self._checked != self._newest
+        """Whether a pass is under way, or handles wait for another package's authorizer."""
+        waits = bool(self._queue) or self._undecided.total() > 0
+        return waits or self._pass is not None or self._checked != self._newest
 
     @property
     def _newest(self) -> tuple[int, int, int]:
@@ -97,13 +117,27 @@ class AccessChecks(Job):
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
             for _ in range(self._slice_checks):
-                if self._undecided >= UNDECIDED_MAX:
-                    return
                 if next(self._pass, self) is self:
                     self._pass = None
-                    return
+                    break
                 if self._access.clock.monotonic_ns() > until_ns:
-                    return
+                    break
+        if self._queue:
+            self._ask_queue()
+
+    def _ask_queue(self) -> None:
+        """Ask another package's authorizer about a slice of the handles that stand in the queue."""
+        until_ns = self._access.clock.monotonic_ns() + SLICE_NS
+        for key in list(islice(self._queue, max(UNDECIDED_MAX, len(self._queue) // PASS_SLICES))):
+            if self._undecided.total() >= UNDECIDED_MAX:
+                return
+            handle = self._queue.pop(key)
+            if self._undecided[handle.session.principal] >= UNDECIDED_OF_ONE_MAX:
+                self._queue[key] = handle  # behind those of others
+            else:
+                self._judge(handle)
+            if self._access.clock.monotonic_ns() > until_ns:
+                return
 
     def _count_open(self) -> int:
         """Number of sessions, consumers and producers."""
@@ -126,8 +160,6 @@ class AccessChecks(Job):
             yield
         if concerned or ended:  # a session that came since opens with the rights of now
             yield from self._check_producers(ended, concerned)
-        while self._undecided:
-            yield
         self._closings.tell()
 
     def _check_consumers(self, session: Session) -> Iterator[None]:
@@ -139,21 +171,36 @@ class AccessChecks(Job):
             if resource is None:
                 continue
             close = partial(self._close_consumer, session, consumer, resource)
-            self._judge(session.principal, Permission.CONSUME, resource, close)
+            self._check(number, _Handle(session, Permission.CONSUME, resource, close))
             yield
 
-    def _judge(
-        self, principal: str, permission: Permission, resource: str, close: Callable[[DanubeError], None]
-    ) -> None:  # fmt: skip
+    def _check(self, number: int, handle: _Handle) -> None:
+        """Close a handle unless its principal has its right still by the records; let the authorizer be asked then."""
+        session, permission, resource, close = handle
+        try:
+            self._access.check(session.principal, permission, resource, outer=False)
+        except DanubeError as error:
+            close(error)
+            return
+        if self._access.has_outer:
+            self._queue[permission, session.number, number] = handle
+
+    def _judge(self, handle: _Handle) -> None:
         """Close a handle, now or when it is decided, unless the principal has its right still."""
+        session, permission, resource, close = handle
+        if session.closed:
+            return
+        principal = session.principal
         try:
             self._access.check(principal, permission, resource, is_open=True)
         except Undecided as undecided:
-            self._undecided += 1
+            self._undecided[principal] += 1
 
             def again() -> None:
-                self._undecided -= 1
-                self._judge(principal, permission, resource, close)
+                self._undecided[principal] -= 1
+                if not self._undecided[principal]:
+                    del self._undecided[principal]
+                self._judge(handle)
 
             undecided.then(again)
         except DanubeError as error:
@@ -192,7 +239,7 @@ class AccessChecks(Job):
                 self._closings.note(session, "producer", partition.topic)
             elif number in concerned:
                 close = partial(self._close_producer, session, slot, partition)
-                self._judge(session.principal, Permission.PRODUCE, partition.topic, close)
+                self._check(slot, _Handle(session, Permission.PRODUCE, partition.topic, close))
             yield
 
     def _close_producer(

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 THREADS_MAX = 32
 """Questions at one time; more of them wait."""
+THREADS_OF_ONE_MAX = 8
+"""For one address, so that its secrets that hang hold up no other client."""
 
 
 class AskedAuthenticator:
@@ -40,7 +42,7 @@ class AskedAuthenticator:
 
     def __init__(self, rules: AuthenticatorRules, inner: SecretAuthenticator, clock: Clock) -> None:
         self._rules, self._inner, self._clock = rules, inner, clock
-        self._threads = QuestionThreads("authenticator", THREADS_MAX)
+        self._threads = QuestionThreads("authenticator", THREADS_MAX, THREADS_OF_ONE_MAX)
         self._faults = FaultLog(_log, clock)
 
     async def verify(self, secret: str, address: str) -> Verified:
@@ -50,7 +52,9 @@ class AskedAuthenticator:
             raise PermissionDenied("malformed: it is no printable text")
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                asked = self._threads.ask(lambda: self._inner.authenticate(secret, address))
+                asked = self._threads.ask(
+                    lambda: self._inner.authenticate(secret, address), address
+                )
                 answer = await asyncio.wrap_future(asked)
         except TimeoutError:
             raise self._undecided(

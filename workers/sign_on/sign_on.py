@@ -14,6 +14,7 @@ import asyncio
 import logging
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -236,7 +237,8 @@ def main() -> int:
             booted.freeze_heap()
             process.run()
         except DanubeError as error:
-            booted.mailbox.notify(COORDINATOR, m.SignOnFailed(str(error)))
+            with suppress(DanubeError):  # which would hide the cause
+                booted.mailbox.notify(COORDINATOR, m.SignOnFailed(str(error)))
             raise
         booted.set_state(ProcessState.STOPPED)
 

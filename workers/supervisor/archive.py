@@ -16,7 +16,7 @@ import re
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, cast
 
 import msgspec
 import zstandard
@@ -40,6 +40,7 @@ _MODE = re.compile(r"0[0-7]{3}")
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _ENCODING = "utf-8", "surrogateescape"
 _END = bytes(2 * tarfile.BLOCKSIZE)
+_MARK = b"\1"
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -105,14 +106,14 @@ class ArchiveWriter:
                 f"{len(manifest.files):,} files are more than one backup holds ({FILES_MAX:,}): stop the broker and copy "
                 "its directory by other means"
             )
-        self.add(File(MANIFEST, len(content), "0600", ""), io.BytesIO(content))
+        self.add(File(MANIFEST, len(content), "0600", ""), io.BytesIO(content).read)
 
-    def add(self, entry: File, source: IO[bytes]) -> str:
+    def add(self, entry: File, read: Callable[[int], bytes]) -> str:
         """Write as many bytes of a file as its entry says, and return their sha256. One that has fewer is filled up:
         then the sha256 is another one."""
         self._stream.write(_header(entry.path, entry.bytes, entry.mode))
         left, digest = entry.bytes, hashlib.sha256()
-        while left and (piece := source.read(min(left, CHUNK_BYTES))):
+        while left and (piece := read(min(left, CHUNK_BYTES))):
             digest.update(piece)
             self._stream.write(piece)
             left -= len(piece)
@@ -132,6 +133,19 @@ class ArchiveWriter:
         self._stream.flush(zstandard.FLUSH_FRAME)
 
 
+class _Marked:
+    """A file, and behind its end another frame: the mark in that is read only if the file's own frame is whole.
+
+    A decompressor tells a frame without its end, the checksum, by nothing: it waits for more.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._mark = file, io.BytesIO(zstandard.ZstdCompressor().compress(_MARK))
+
+    def read(self, count: int = -1) -> bytes:
+        return self._file.read(count) or self._mark.read(count)
+
+
 class ArchiveReader:
     """Read a backup: the manifest at once, then each of its files in order, then `finish`.
 
@@ -146,7 +160,9 @@ class ArchiveReader:
             raise InvalidArgument(f"{path} is no backup of danube-fast; name another file")
         file.seek(0)
         decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
-        self._stream = decompressor.stream_reader(file, closefd=False)
+        self._stream = decompressor.stream_reader(
+            cast("IO[bytes]", _Marked(file)), read_across_frames=True, closefd=False
+        )
         self.manifest = self._read_manifest()
 
     def read(self, entry: File, write: Callable[[bytes], object]) -> None:
@@ -166,8 +182,11 @@ class ArchiveReader:
 
     def finish(self) -> None:
         """Check that the archive ends here, and with it the checksum of the whole."""
-        if self._read(len(_END)) != _END or self._guarded(lambda: self._stream.read(1)):
+        if self._read(len(_END)) != _END:
             self._fail("there is more in it than its manifest says")
+        behind = self._guarded(lambda: self._stream.read(len(_MARK) + 1))
+        if behind != _MARK:
+            self._fail("it does not end where its manifest says")
 
     def _fail(self, what: str) -> NoReturn:
         raise DataLoss(f"the backup {self._path} is damaged: {what}; take another backup")

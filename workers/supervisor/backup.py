@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -56,6 +57,8 @@ __all__ = ["FULL", "SECRET_FILES", "Backup", "Report", "back_up"]
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk that has no room."""
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""Errors of file systems without hard links."""
 SECRET_FILES = {
     SERVER_KEY: "the broker's own key",
     NEXT_KEY: "its key to come",
@@ -243,13 +246,10 @@ def _new_file(path: Path, *, replace: bool) -> Iterator[int]:
     try:
         fd = open_file(beside, flags, 0o600)
         try:
-            os.fchmod(fd, 0o600)  # whatever a default ACL or the umask say
+            _make_private(fd)
             yield fd
             os.fsync(fd)
-            if replace:
-                os.replace(beside, path)
-            else:
-                os.link(beside, path)
+            _give_name(beside, path, replace=replace)
         finally:
             os.close(fd)
             beside.unlink(missing_ok=True)
@@ -266,6 +266,34 @@ def _new_file(path: Path, *, replace: bool) -> Iterator[int]:
         ) from error
 
 
+def _make_private(fd: int) -> None:
+    """Leave no rights to others, whatever a default ACL or the umask say. Raises OSError."""
+    try:
+        os.fchmod(fd, 0o600)
+    except PermissionError:  # modes may be the same for all of a mount
+        if os.fstat(fd).st_mode & 0o077:
+            raise
+
+
+def _give_name(beside: Path, path: Path, *, replace: bool) -> None:
+    """Give a file its name. Raises FileExistsError if it is taken, unless it may be replaced; OSError."""
+    if not replace:
+        try:
+            os.link(beside, path)  # refuses a name that is taken, with nothing in between
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        if os.path.lexists(path):
+            raise FileExistsError
+    os.replace(beside, path)
+
+
+def _read(source: IO[bytes], path: Path, count: int) -> bytes:
+    with _explained(path):
+        return source.read(count)
+
+
 def _write(fd: int, folder: Path, manifest: Manifest, report: Callable[[int], None]) -> None:
     done = 0
     with os.fdopen(fd, "wb", closefd=False) as target:
@@ -274,7 +302,7 @@ def _write(fd: int, folder: Path, manifest: Manifest, report: Callable[[int], No
             with _explained(folder):
                 source = open(folder / each.path, "rb")  # noqa: SIM115
             with source:
-                found = writer.add(each, source)
+                found = writer.add(each, functools.partial(_read, source, folder / each.path))
             if found != each.sha256:
                 raise FailedPrecondition(
                     f"{folder / each.path} changed while it was read; see that nothing writes to {folder}, and try again"

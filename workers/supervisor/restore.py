@@ -43,7 +43,7 @@ def restore(path: Path, data_dir: Path, on_progress: Report = lambda done, total
     """Make a data directory out of a backup, where there is none yet or an empty one.
 
     Raises as `check_backup`, AlreadyExists if something is there, ResourceExhausted if the disk is full,
-    FailedPrecondition if it cannot be written. Then nothing is there.
+    FailedPrecondition if it cannot be written. Then nothing is there, unless the error says that it is.
     """
     target = Path(os.path.realpath(data_dir))
     _check_target(target)
@@ -62,7 +62,7 @@ def restore(path: Path, data_dir: Path, on_progress: Report = lambda done, total
             except BaseException:
                 shutil.rmtree(beside, ignore_errors=True)
                 raise
-            sync_directory(target.parent)
+        _sync_name(target)
         return reader.manifest
 
 
@@ -73,10 +73,32 @@ def _check_target(target: Path) -> None:
             f"{target} is a mount, and what is restored appears by a rename; name a directory in it with --data-dir"
         )
     with _explained(target):
-        if os.path.lexists(target) and (not target.is_dir() or os.listdir(target)):
-            raise _taken(target)
+        if os.path.lexists(target):
+            if not target.is_dir() or os.listdir(target):
+                raise _taken(target)
+            _check_owner(target)
     if not target.parent.is_dir():
         raise NotFound(f"there is no folder {target.parent}; make it first")
+
+
+def _sync_name(target: Path) -> None:
+    try:
+        sync_directory(target.parent)
+    except OSError as error:
+        raise FailedPrecondition(
+            f"{target} is restored and in its place, but the folder that it is in cannot be synced ({error.strerror}), so a "
+            "power failure may take it away: see to its disk; to be sure move it away and restore again"
+        ) from error
+
+
+def _check_owner(target: Path) -> None:
+    """Raise if what takes the place of an empty directory would be another user's: the broker could not use it."""
+    owner = target.stat().st_uid
+    if owner != os.geteuid():
+        raise FailedPrecondition(
+            f"{target} is of the user with id {owner}, and what is restored would be of that with id {os.geteuid()}: "
+            "run this as that user, or name another directory with --data-dir"
+        )
 
 
 def _taken(target: Path) -> AlreadyExists:

@@ -141,6 +141,7 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
     Unavailable if a worker that owns some of it is down.
     """
     record = context.topics.require(topic)
+    visibility = Visibility(context, answer.asker)
 
     def gathered(values: list[Any], errors: list[DanubeError]) -> None:
         if errors:
@@ -150,7 +151,6 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
 
     def shown(entries: list[Any]) -> None:
         stats = {entry.partition_id: entry for entry in entries}
-        visibility = Visibility(context, answer.asker)
         for entry in entries:
             entry.subscriptions = allowed(
                 entry.subscriptions,

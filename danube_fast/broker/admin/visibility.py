@@ -14,7 +14,8 @@ __all__ = ["Visibility", "answer_in_slices"]
 
 
 class Visibility:
-    """Which topics and subscriptions one asker may be told of. Asks for each topic once."""
+    """Which topics and subscriptions one asker may be told of, for one command. Asks for each of them once: a list that
+    waits for answers begins again with each, and goes on with those that it had."""
 
     def __init__(self, context: AdminContext, asker: Asker) -> None:
         self._topics, self._asker = context.topics, asker
@@ -23,24 +24,24 @@ class Visibility:
 
     def shows_topic(self, topic: str) -> bool:
         """Whether a topic may be named. A reply topic is named to the principal that made it: who has its name can reply."""
-        known = self._known.get(topic)
-        if known is None:
-            known = self._known[topic] = self._may_see(topic)
-        return known
-
-    def _may_see(self, topic: str) -> bool:
         if self._is_enforced and topic.startswith(REPLY_TOPICS):
             record = self._topics.topic(topic)
             return record is not None and record.owner == self._asker.principal
-        return self._asker.may(Permission.LOOKUP, topic)
+        return self._may_see(topic)
 
     def shows_namespace(self, namespace: str) -> bool:
         """Whether a namespace may be named."""
-        return self._asker.may(Permission.LOOKUP, f"namespace:{namespace}")
+        return self._may_see(f"namespace:{namespace}")
 
     def shows_subscription(self, topic: str, subscription: str) -> bool:
         """Whether a subscription may be named."""
-        return self._asker.may(Permission.LOOKUP, f"{topic}#{subscription}")
+        return self._may_see(f"{topic}#{subscription}")
+
+    def _may_see(self, resource: str) -> bool:
+        known = self._known.get(resource)
+        if known is None:
+            known = self._known[resource] = self._asker.may(Permission.LOOKUP, resource)
+        return known
 
     def hide(self, client: ClientConnection) -> None:
         """Take out of a row what is open on topics that may not be named; the counts stay."""

@@ -172,7 +172,7 @@ class Requests:
                         is_sent = producer.send_columns(fields, request)
                         break
                 yield from _within(self._open_steps(topic), deadline_ns)
-            if not is_sent:
+            if not is_sent and not request.done:  # the reply topic may be gone meanwhile
                 yield from _within(producer.send_steps(fields, request), deadline_ns)
             if not (yield Wait(functools.partial(getattr, request, "done"), deadline_ns)):
                 raise _Overdue
@@ -284,6 +284,8 @@ class Requests:
         """Send the reply that a message asks for; nothing, if the client that asked has gone."""
         if type(message) is not Received and not isinstance(message, Message):
             raise InvalidArgument(f"a reply is to a Message, not to {message!r:.100}")
+        if type(payload) is not bytes:
+            as_payload(payload)
         own = {} if attributes is None else checked_attributes(attributes)
         if CORRELATION_ID in own:
             raise InvalidArgument(
@@ -294,7 +296,6 @@ class Requests:
             with self._pump.lock:
                 producer = self._repliers.ready(topic)
             if producer is None:
-                as_payload(payload)
                 producer = yield from self._repliers.take_steps(topic)
             fields = producer.checked_plain(payload, None, own)
             if producer.publish_columns(fields) is None:

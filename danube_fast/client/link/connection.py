@@ -111,7 +111,7 @@ class Connection:
         self._pinged_ns = 0
         self._lost_ns = self._heard_ns
         self._renew_ns = 0
-        self._dialer = dialer
+        self.dialer = dialer
         self._port: Port | RingPort | None = None
         self._connect()
         self._handshake()
@@ -121,7 +121,7 @@ class Connection:
     def _connect(self) -> None:
         """Open a port, unless none is to be had just now."""
         self._is_linked = self._is_cut = False
-        self._port = self._dialer.open(self.endpoint)
+        self._port = self.dialer.open(self.endpoint)
         self.has_rings = isinstance(self._port, RingPort)
         """Whether it goes through shared memory now."""
         if self._port is not None:
@@ -165,7 +165,7 @@ class Connection:
 
     def _renew(self) -> None:
         """Open a fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
-        was_asked = self._port is not None and not self._dialer.redials
+        was_asked = self._port is not None and not self.dialer.redials
         self._drop_port(0)
         if self.state is State.HANDSHAKE and was_asked:
             self._retry_ns = min(2 * self._retry_ns, HANDSHAKE_RETRY_NS_MAX)
@@ -176,7 +176,7 @@ class Connection:
 
     def _drop_port(self, linger_ms: int) -> None:
         port, self._port, self.has_rings = self._port, None, False
-        self._dialer.settle()
+        self.dialer.settle()
         if port is not None:
             self.pump.remove(self)
             self.pump.dispose(lambda: port.close(linger_ms))
@@ -187,7 +187,7 @@ class Connection:
         was_open = self.state is State.OPEN
         if was_open:
             self._lost_ns = self.pump.clock.monotonic_ns()
-        failure = self._dialer.lost(port, was_open=was_open)
+        failure = self.dialer.lost(port, was_open=was_open)
         if failure is not None:
             self.fail(failure)
             return
@@ -211,14 +211,14 @@ class Connection:
             self._renew_at(self.pump.clock.monotonic_ns() + RINGS_RETRY_NS)
             return
         self._hello = self.next_request()
-        claims = self._dialer.claims
+        claims = self.dialer.claims
         self.send(self._identity.hello(self._hello, self._session, self._token, claims))
         self._renew_at(self.pump.clock.monotonic_ns() + self._retry_ns)
 
     def _renew_at(self, monotonic_ns: int) -> None:
         """Give the handshake up at that time; look how it goes before, if there is anything to see."""
         self._renew_ns = monotonic_ns
-        self.pump.arm(self, self._dialer.next_look_ns(monotonic_ns))
+        self.pump.arm(self, self.dialer.next_look_ns(monotonic_ns))
 
     def _drop_calls(self) -> None:
         """End calls that were on their way: they may be lost, and this endpoint may never come back."""
@@ -239,7 +239,7 @@ class Connection:
         if command.request != self._hello or self.state is not State.HANDSHAKE:
             return
         self.state = State.OPEN
-        self._dialer.settle(is_open=True)
+        self.dialer.settle(is_open=True)
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
@@ -290,10 +290,10 @@ class Connection:
     def on_time(self, now_ns: int) -> None:
         """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
         if self.state is State.HANDSHAKE:
-            if (verdict := self._dialer.verdict(now_ns)) is not None:
+            if (verdict := self.dialer.verdict(now_ns)) is not None:
                 self.fail(verdict)
                 return
-            if now_ns < self._renew_ns and not self._dialer.redials:
+            if now_ns < self._renew_ns and not self.dialer.redials:
                 self._renew_at(self._renew_ns)
                 return
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
@@ -384,10 +384,11 @@ class Connection:
                     self._heard_ns = self.pump.clock.monotonic_ns()
                     return count
             head = port.receive_head()
-            if head is None:
+            if head is not None:
+                self._handle(head, port)
+                count += 1
+            elif not (isinstance(port, GuardedPort) and port.has_more()):
                 break
-            self._handle(head, port)
-            count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
         if isinstance(port, RingPort | GuardedPort) and port is self._port:
@@ -406,16 +407,15 @@ class Connection:
         count, deliveries = 0, self._deliveries
         while port is self._port:
             count += deliveries.take_all(take_from_socket, port.row, self.receivers)
-            if deliveries.are_all:
+            head = None if deliveries.are_all else port.receive_head()
+            if head is not None:
+                self._handle(head, port)
+                count += 1
+            elif not (isinstance(port, GuardedPort) and port is self._port and port.has_more()):
                 break
-            head = port.receive_head()
-            if head is None:
-                break
-            self._handle(head, port)
-            count += 1
         if count:
             self._heard_ns = self.pump.clock.monotonic_ns()
-        if isinstance(port, GuardedPort) and port is self._port and port.has_ended():
+        if isinstance(port, GuardedPort) and port is self._port and port.lost is not None:
             self._on_port_lost(port)
             count += 1
         return count
@@ -459,7 +459,7 @@ class Connection:
             refused_ns = now_ns - self._lost_ns
             if asks_again(error, refused_ns, was_open=self._opened):
                 self._renew_at(now_ns + BACKOFF_MIN_NS)
-            elif (failure := self._dialer.denied(error)) is not None:
+            elif (failure := self.dialer.denied(error)) is not None:
                 self.fail(failure)
             else:
                 self._renew()

@@ -19,6 +19,7 @@ from danube_fast.client.link.handshakes import Handshake, HandshakeWatch
 from danube_fast.client.link.ring_port import RingPort
 from danube_fast.client.link.trust import Trust
 from danube_fast.client.values.limits import (
+    FOREVER_NS,
     HANDSHAKE_LOOK_NS,
     HANDSHAKE_VERDICT_NS,
     RINGS_WAIT_NS,
@@ -65,12 +66,14 @@ class Dialer:
         """Why the last port was not opened, when another attempt has no hope."""
         self.tcp = ""
         """Endpoint where the other one, which is on this host, will not do; empty: it has to."""
-        self._is_far = False
-        """Whether only that one is used from now on."""
+        self._far_until_ns = 0
+        """Until then only that one is used."""
         self._wait_until_ns = 0
         """Until then only what is on this host will do."""
         self.redials = False
         """Whether `open` is to be called now: for another key, or another sign-on."""
+        self._waits_for_rings = False
+        """Whether it is rings that are waited for."""
         self._is_local = False
         """Whether the last port stays on this host, where the kernel proves both sides."""
         self._pause_until_ns = 0
@@ -112,7 +115,8 @@ class Dialer:
                     # a broker of another user has no rings for this one
                     self._rings = Rings.NEVER
                     return self._open_socket(endpoint)
-                if port is not None or self._waits or self._rings is Rings.REQUIRED:
+                waits = self._waits and self._waits_for_rings
+                if port is not None or waits or self._rings is Rings.REQUIRED:
                     return port
             return self._open_socket(endpoint)
         except PermissionDenied as error:
@@ -165,7 +169,7 @@ class Dialer:
             return error
         if self._is_local and self.tcp and self._rings is not Rings.REQUIRED:
             # the key may do what the local user may not
-            self._rings, self._is_far, self.redials = Rings.NEVER, True, True
+            self._rings, self._far_until_ns, self.redials = Rings.NEVER, FOREVER_NS, True
             return None
         if not self._generation:
             return error
@@ -209,9 +213,10 @@ class Dialer:
         """Note that a port has ended or was refused; why there is no hope, None if `open` may be tried again."""
         if was_open:
             self._wait_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
+            self._waits_for_rings = isinstance(port, RingPort)
         if isinstance(port, GuardedPort):
             if self.tcp and not was_open:  # the local user is not registered, or a stranger listens
-                self._is_far = True
+                self._go_far()
                 return None
             return port.lost if isinstance(port.lost, PermissionDenied) else None
         if port.refused:
@@ -259,11 +264,17 @@ class Dialer:
         """Whether only what is on this host will do: the worker had it, and is about to come back."""
         return self._clock.monotonic_ns() < self._wait_until_ns
 
+    def _go_far(self) -> None:
+        """Go by tcp for a while: what stands in the way on this host may pass."""
+        self._far_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
+
     def _chosen(self, endpoint: str) -> str:
         """Return where a socket is to go now: to that endpoint, or the one over tcp; empty: nowhere, as nothing listens.
         Raises PermissionDenied."""
         trust = self._trust
-        if self._is_far or not (trust.is_secured and endpoint.startswith("ipc://")):
+        if self._clock.monotonic_ns() < self._far_until_ns or not (
+            trust.is_secured and endpoint.startswith("ipc://")
+        ):
             return self.tcp or endpoint
         try:
             if knock(endpoint, trust.users):
@@ -271,7 +282,7 @@ class Dialer:
         except PermissionDenied:
             if not self.tcp:
                 raise
-            self._is_far = True
+            self._go_far()
             return self.tcp
         return "" if self._waits else self.tcp
 

@@ -25,8 +25,8 @@ from danube_fast.ring.handover import stranger_text
 __all__ = ["GuardedPort"]
 
 _find_events = direct(find_events)
-_POLLOUT = int(zmq.POLLOUT)
-_POLL_BOTH = int(zmq.POLLIN) | _POLLOUT
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_POLL_BOTH = _POLLIN | _POLLOUT
 _PEER = "Peer-Address"
 _PEER_FIELDS = 3
 """`:user:group:process` at its end. Set by libzmq before the peer's own properties, which do not replace it."""
@@ -58,23 +58,23 @@ class GuardedPort(Port):
             self._look()
         if self.lost is not None or self._queue is not None:
             return None
-        head = super().receive_head()
-        if head is None:
-            self.has_ended()
-        return head
+        return super().receive_head()
 
-    def has_ended(self) -> bool:
-        """Whether nothing comes or goes any more; says so when all that came has been received."""
-        if self.lost is None and not self._events():
+    def has_more(self) -> bool:
+        """Whether a message waits after all; notes the end, when all that came has been received. To ask for events takes
+        back what the descriptor was raised for, so that only this answer says that it will be raised again."""
+        if self.lost is not None:
+            return False
+        events = self._events()
+        if not events:
             self._end()
-        return self.lost is not None
+        return events & _POLLIN != 0
 
     def _look(self) -> None:
         """Read the answer to the PING, and send what waits for it."""
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            self.has_ended()
             return
         user = _user_of(frames[0])
         if user not in self._users:

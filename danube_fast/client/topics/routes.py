@@ -247,6 +247,7 @@ class Routes:
         connection = self.workers.get(endpoint)
         if connection is None or connection.failure is not None:
             connection = self.workers[endpoint] = self._connect_worker(endpoint, same_host, tcp)
+        connection.dialer.tcp = tcp  # a worker that started again may have another port
         return connection
 
     def refresh(self, topic: Topic) -> None:
