@@ -1,4 +1,4 @@
-"""A small data directory that nobody has served, and what lies in it, for the tests of backups."""
+"""A small data directory that no broker has served, and what lies in it, for the tests of backups."""
 
 from __future__ import annotations
 
