@@ -11,6 +11,7 @@ tells the one that started them.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -27,6 +28,8 @@ MARK = "DANUBE_TEST_RUN"
 LEAK_GRACE_SECONDS = float(os.environ.get("DANUBE_TEST_LEAK_GRACE_SECONDS", "60"))
 # the exit code when something is left behind or a skip is not listed: no second run mends that
 LEFT_BEHIND = 9
+SPARK = "tests/spark"
+"""Tests that share a Java runtime: one process runs them all, and begins with them, as they take longest."""
 SKIPS_ALLOWED = ROOT / "tests" / "skips_allowed.txt"
 
 _mark = f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -61,6 +64,29 @@ def pytest_configure(config: pytest.Config) -> None:
     _folder = Path(tempfile.mkdtemp(prefix="df-"))  # short: Unix socket paths end at 107 bytes
     os.environ["TMPDIR"] = tempfile.tempdir = str(_folder)
     _shm_before = _shared_memory()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(f"{SPARK}/"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` a process gets whole files, and one of them all files of Spark."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK if nodeid.startswith(f"{SPARK}/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from what was collected, which stays to the end: a look through all of it takes
+    longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ VALUES_MIN = 2
 VALUES_MAX = 32
 _FIXED = ("data_dir", "listen", "advertise", "admin", "workers", "log_format")
 """Settings that the harness chooses itself."""
-_WITHOUT = (*OWN_BROKER, "reference", "echo")
+_WITHOUT = (*OWN_BROKER, "reference", "echo", "curve")
 """Workloads whose brokers, if any, do not take settings from a plan."""
 
 

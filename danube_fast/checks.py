@@ -18,6 +18,7 @@ from typing import Any
 from danube_fast.errors import InvalidArgument
 
 __all__ = [
+    "COMPONENTS",
     "NAME_BYTES_MAX",
     "TIME_NS_MAX",
     "amount_text",
@@ -31,9 +32,12 @@ __all__ = [
     "check_whole",
     "in_our_words",
     "parse_amount",
+    "shown_value",
     "unit_of",
 ]
 
+COMPONENTS = frozenset({"authenticator", "authorizer"})
+"""Settings that are NAME:TEXT of a component of another package, where a word of TEXT may be a password."""
 NAME_BYTES_MAX = 256
 """UTF-8 bytes of the name of a producer, a consumer or a subscription."""
 SECONDS_MAX = 1e9
@@ -233,3 +237,11 @@ def in_our_words(fault: Exception, what: str) -> str:
         if match:
             return f"{subject} {words(match)}"
     return f"{subject} {text[:1].lower()}{text[1:]}"
+
+
+def shown_value(name: str, value: Any) -> Any:
+    """Return a value of a setting as it may be shown: of a component its name alone."""
+    if name not in COMPONENTS or value == "":
+        return value
+    head, colon, _ = str(value).partition(":")
+    return f"{head}{colon and ':...'}" if isinstance(value, str) else "..."

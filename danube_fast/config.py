@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 from msgspec import Meta
 
-from danube_fast.checks import parse_amount, unit_of
+from danube_fast.checks import parse_amount, shown_value, unit_of
 from danube_fast.errors import InvalidArgument, NotFound
 
 __all__ = ["LoadedSettings", "Settings", "load_settings", "parse_setting", "split_address"]
@@ -390,7 +390,7 @@ def _wrong_type(name: str, value: Any, place: str) -> str:
     unit = unit_of(name) if _TYPES[name] is int else ""
     example = f", or written as {'64MiB' if unit == 'b' else '10s'}" if unit else ""
     kind = _KINDS[_TYPES[name]]
-    return f"{name} must be {kind}{example}, and {place} gives {value!r}; correct it there"
+    return f"{name} must be {kind}{example}, and {place} gives {shown_value(name, value)!r}; correct it there"
 
 
 def _typed(name: str, value: Any, place: str) -> Any:

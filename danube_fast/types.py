@@ -19,6 +19,7 @@ from danube_fast.errors import InvalidArgument
 
 __all__ = [
     "AUDIT_TOPIC",
+    "AUTH_NONE_TEXT",
     "CLUSTER",
     "REPLY_TOPICS",
     "Dispatch",
@@ -38,6 +39,8 @@ REPLY_TOPICS = "/system/reply-"
 """Names of reply topics begin so: each belongs to one client."""
 AUDIT_TOPIC = "/system/audit"
 """Topic of the audit log. Written by the broker alone."""
+AUTH_NONE_TEXT = "none: all who reach the broker, and every user of its host, may do everything"
+"""Says what the setting `auth` means where it is `none`."""
 
 
 class Dispatch(enum.StrEnum):

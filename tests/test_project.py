@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,27 @@ def test_a_clean_run_passes_and_lists_what_was_skipped(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "skipped: 2" in result.stdout
     assert "test_listed[1]: a known reason" in result.stdout
+
+
+def test_one_process_runs_all_tests_of_spark_and_begins_with_them(tmp_path: Path) -> None:
+    for name in ("early/test_a", "spark/test_b", "spark/test_c", "test_d"):
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("def test_one(): pass\ndef test_two(): pass\n")
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    (tmp_path / "tests" / "skips_allowed.txt").touch()
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-n2", "--dist", "loadfile",
+         "--no-loadscope-reorder", "tests"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    ran = re.findall(r"\[(gw\d)\].* PASSED (\S+)::", result.stdout)
+    by_process = {who: list(dict.fromkeys(each for w, each in ran if w == who)) for who, _ in ran}
+    spark = ["tests/spark/test_b.py", "tests/spark/test_c.py"]
+    assert by_process["gw0"][:2] == spark, by_process  # the first gets what is to begin
+    assert len(by_process) == 2, "each file has a process"
 
 
 def script(

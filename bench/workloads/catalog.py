@@ -27,7 +27,7 @@ from danube_fast.bench.workloads import (
 )
 from danube_fast.bench.workloads.history import offset, publish, reads, turns, upload
 from danube_fast.bench.workloads.history.stores import why_no_seaweed
-from danube_fast.bench.workloads.security import answers, auth, handshakes, policy
+from danube_fast.bench.workloads.security import answers, auth, curve, handshakes, policy
 from danube_fast.bench.workloads.spark import exporting, scan
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 
@@ -170,6 +170,10 @@ WORKLOADS: dict[str, Workload] = {
     "answers": Workload(
         "times of answers about what is forbidden beside what is missing, for a user without rights",
         answers.run_answers, {"messages": 2000}, frozenset({"messages"}),
+    ),
+    "curve": Workload(
+        "raw ZeroMQ over tcp on loopback, CURVE in turns with plain, 1 KiB and 64 KiB",
+        curve.run_curve, {"messages": 200_000}, frozenset({"messages"}),
     ),
     "ready": Workload(
         "serve --workers 2 until its ready line", standing.run_ready, {}, frozenset()

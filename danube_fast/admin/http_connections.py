@@ -101,11 +101,17 @@ def limited_protocol(
 
     if tls is None:
         return Connection
-    context = tls.context
+    context, live = tls.context, tls
 
     class Handshake(_Handshake):
         def __init__(self, **options: Any) -> None:
             super().__init__(handshaking, context, lambda: Connection(**options))
+
+        def connection_made(self, transport: Any) -> None:
+            if live.fingerprint:
+                super().connection_made(transport)
+            else:
+                transport.abort()  # clients try again then; the alert of a handshake tells them that it is no use
 
     return Handshake
 

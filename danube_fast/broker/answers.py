@@ -346,7 +346,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     sign_on: str = ""
     """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
     sign_on_fault: str = ""
-    """Why the process of sign-on cannot start; empty: it has started, or there is none."""
+    """Why no client can sign on: its process cannot start, or has no TLS pair; empty: clients can, or there is none."""
     issuers_fault: str = ""
     """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
     server_keys: list[str] = []

@@ -456,7 +456,3 @@ class LoadReport(Message, frozen=True):
     load: float
     partitions: list[tuple[int, float, int]]
     """Id, its part of the load, bytes that a move would copy; the busiest."""
-
-
-OPERATIONS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
-"""Name -> operation."""

@@ -91,8 +91,10 @@ class IssuersRead(Message, frozen=True):
     The coordinator ends the sign-ons of those that are gone or differ from what is stored. Answered when that is durable."""
 
     fault: str
-    issuers: dict[str, str] = {}
-    """Digests of their entries, by name."""
+    issuers: dict[str, str] | None = {}
+    """Digests of their entries, by name; None: no file could be used yet, and what is stored stays."""
+    port_fault: str = ""
+    """Why the port of sign-on takes no connections; empty: it does."""
 
 
 class UseServerKey(Message, frozen=True):

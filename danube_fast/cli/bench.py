@@ -8,16 +8,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, command, seconds_from
+from danube_fast.cli.options import OutputForm, OutputOption, command, seconds_option
 from danube_fast.cli.output import note, print_result
 
 __all__ = ["bench"]
 
 TopicDurability = Literal["memory", "os", "fsync", "non_reliable"]
-SecondsOption = Annotated[
-    float | None,
-    typer.Option(parser=seconds_from(0.1), metavar="TIME", help="About how long, instead."),
-]
+SecondsOption = Annotated[float | None, seconds_option("About how long, instead.", 0.1)]
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.svg", help="Bars of the rates as an SVG.")
 ]
@@ -102,7 +99,7 @@ def bench(
     topics, publishers, fanout, merge, sustained (beside bare writes of the disk), lapped, shared, key-shared,
     failover, acks, promotion, delayed (--seconds: the span of the due times), unacked, crowd, publish-latency,
     latency, requests, isolation, auth, handshakes, policy, answers, ready, recovery, idle, readback, soak,
-    history-upload, -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3, reference, echo (raw ZeroMQ).
+    history-upload, -publish, -lapped, -seam, -offset, -turns, -upload-s3, -offset-s3; raw ZeroMQ: reference, echo, curve.
     --peers compares other systems, in topics and requests when named (docs/peers.md); --sweep sets brokers differently.
     """
     changes: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from danube_fast.checks import shown_value
 from danube_fast.cli.options import ConfigOption, OutputForm, OutputOption, example
 from danube_fast.cli.output import exact_text, note, print_result, print_table
 
@@ -33,7 +34,11 @@ def show(
 
     loaded = load_settings(None, os.environ, config)
     rows = [
-        {"setting": name, "value": getattr(loaded.settings, name), "source": source}
+        {
+            "setting": name,
+            "value": shown_value(name, getattr(loaded.settings, name)),
+            "source": source,
+        }
         for name, source in loaded.sources.items()
         if source != "default" or not changed
     ]

@@ -21,6 +21,7 @@ from danube_fast.cli.options import (
 from danube_fast.cli.output import print_result
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DanubeError
+from danube_fast.types import AUTH_NONE_TEXT
 
 __all__ = ["doctor"]
 
@@ -108,8 +109,7 @@ def _examine_broker(url: str) -> list[Finding]:
 
 def _auth(auth: str) -> Finding:
     if auth == "none":
-        seen = "none: all who reach the broker, and every user of its host, may do everything"
-        return Finding("auth", Verdict.OK, seen)
+        return Finding("auth", Verdict.OK, AUTH_NONE_TEXT)
     return Finding("auth", Verdict.OK, f"{auth}: clients prove who they are")
 
 

@@ -6,12 +6,15 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from danube_fast.cli.host import Finding, Verdict
 from danube_fast.config import Settings, split_address
 from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.security.audit import shown_time
+
+if TYPE_CHECKING:
+    from danube_fast.security.issuers import Issuer
 
 __all__ = ["addresses", "files", "named_files", "records"]
 
@@ -183,6 +186,8 @@ def _unlisted(cas: Path, crls: Path) -> Iterator[Finding]:
 def _issuers(path: Path) -> Iterator[Finding]:
     """Look at the file of issuers, and at the files that it names."""
     from danube_fast.security.issuers import read_issuers
+    from danube_fast.security.jwks import check_files
+    from danube_fast.security.tokens import TokenVerifier
 
     found = _file(path, "trusted issuers of tokens", _WRITE_OTHERS, "chmod go-w")
     if found.verdict is OK and path.stat().st_uid not in (0, os.geteuid()):
@@ -196,13 +201,25 @@ def _issuers(path: Path) -> Iterator[Finding]:
     except DanubeError as error:
         yield Finding(path.name, FAILURE, str(error))
         return
-    for issuer in issuers:
-        if issuer.secret_file:
-            yield _secret(Path(issuer.secret_file), f"shared with the issuer {issuer.name}")
-        for file, what in ((issuer.jwks_file, "keys"), (issuer.jwks_ca, "CAs")):
-            if file:
-                what = f"{what} of the issuer {issuer.name}"
-                yield _file(Path(file), what, _WRITE_OTHERS, "chmod go-w")
+    named = [each for issuer in issuers for each in _of_issuer(issuer)]
+    yield from named
+    if all(each.verdict is OK for each in named):
+        try:
+            TokenVerifier(issuers)
+            for issuer in issuers:
+                check_files(issuer)
+        except DanubeError as error:
+            yield Finding("trusted issuers", FAILURE, str(error))
+
+
+def _of_issuer(issuer: Issuer) -> Iterator[Finding]:
+    """Look at the files that an issuer names, not into them."""
+    if issuer.secret_file:
+        yield _secret(Path(issuer.secret_file), f"shared with the issuer {issuer.name}")
+    for file, what in ((issuer.jwks_file, "keys"), (issuer.jwks_ca, "CAs")):
+        if file:
+            what = f"{what} of the issuer {issuer.name}"
+            yield _file(Path(file), what, _WRITE_OTHERS, "chmod go-w")
 
 
 def _folder(folder: Path) -> Finding:
@@ -288,13 +305,13 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
         )
     if fault := status.get("sign_on_fault"):
         yield Finding(
-            "sign-on", FAILURE, f"its process does not start, so no client signs on: {fault}",
+            "sign-on", FAILURE, f"no client can sign on: {fault}",
             "repair that; it is tried again within seconds, and registered keys come in meanwhile",
         )  # fmt: skip
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",
-            "repair it: the one before it counts until then",
+            "repair it: the one before it counts until then, unless the process of sign-on has started again",
         )  # fmt: skip
     try:
         key = client.admin.describe_server_key()

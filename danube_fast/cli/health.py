@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, command, seconds_from
+from danube_fast.cli.options import OutputForm, OutputOption, command, seconds_option
 from danube_fast.cli.output import print_result
 from danube_fast.errors import InvalidArgument, PermissionDenied, Unavailable
 
@@ -39,7 +39,7 @@ def health(
     live: Annotated[
         bool, typer.Option("--live", help="Whether the process lives, though it may not be ready.")
     ] = False,
-    timeout: Annotated[float, typer.Option(parser=seconds_from(0.1, 60), metavar="TIME", help="How long to wait.")] = 5.0,
+    timeout: Annotated[float, seconds_option("How long to wait.", 0.1, 60)] = 5.0,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:  # fmt: skip
     """Ask a broker whether it is ready; exit code 1 if not, 5 if it does not answer."""

@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT_URL",
     "ConfigOption",
     "DataDirOption",
+    "ExpiresOption",
     "OutputForm",
     "OutputOption",
     "PolicyArgument",
@@ -34,8 +35,8 @@ __all__ = [
     "command",
     "example",
     "policy_values",
-    "seconds_from",
     "seconds_of",
+    "seconds_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,10 +114,8 @@ def amount(name: str, text: str | None) -> int | None:
     return value
 
 
-def seconds_from(
-    least: float, most: float = math.inf, *, whole: bool = False
-) -> Callable[[Any], Any]:
-    """Make the parser of an option that takes seconds: a number, or such as 500ms, 10min, 2h or 30d."""
+def seconds_option(what: str, least: float, most: float = math.inf, *, whole: bool = False) -> Any:
+    """Make an option that takes seconds: a number, or such as 500ms, 10min, 2h or 30d; `what` is its help."""
 
     def parse(value: Any) -> float:
         """Raises a usage error."""
@@ -132,7 +131,12 @@ def seconds_from(
             )
         return int(seconds) if whole else seconds
 
-    return parse
+    return typer.Option(parser=parse, metavar="TIME", help=what)
+
+
+ExpiresOption = Annotated[
+    int, seconds_option("It ends after so long, such as 30d; 0: never.", 0, whole=True)
+]
 
 
 def seconds_of(option: str, text: str | None) -> float | None:

@@ -8,6 +8,7 @@ import typer
 
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import OutputForm, example
+from danube_fast.types import AUTH_NONE_TEXT
 
 __all__ = ["app", "status"]
 
@@ -63,4 +64,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
 @asking(None, "danube-fast status --url danube://broker.example:6650")
 def status(ask: Ask) -> None:
     """Show a running broker: its processes, logs, disk and counters."""
-    ask.show(ask("cluster_status"))
+    found = ask("cluster_status")
+    if ask.form is OutputForm.TEXT and found.get("auth") == "none":
+        found = {**found, "auth": AUTH_NONE_TEXT}
+    ask.show(found)

@@ -80,7 +80,7 @@ class Core:
                     self._connect_worker,
                     transport,
                     self.machine.host_id(),
-                    has_key=self._trust.has_key,
+                    allows_tcp=self._trust.allows_tcp,
                 )
         except DanubeError:
             self.machine.close()

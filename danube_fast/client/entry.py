@@ -59,8 +59,8 @@ def connect(
     itself, in a thread of its own: before the sign-on ends, and when the broker has forgotten it. The function is called
     there for each sign-on and may block; nothing of the client waits for it that is open.
 
-    On the broker's own host the kernel says whose process listens: with `server_key`, `sign_on` or `server_uid` only
-    this user, root and user `server_uid` are believed to be the broker.
+    On the broker's own host the kernel says whose process listens: only this user, root and user `server_uid` are believed
+    to be the broker, and clients go by tcp else; with `server_uid` and neither `server_key` nor `sign_on` they are refused.
 
         with danube_fast.connect() as client:
             client.publish("/default/hello", b"hello, world")

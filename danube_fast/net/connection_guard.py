@@ -50,7 +50,7 @@ from danube_fast.net.guarded_connection import (
     Limits,
     Reason,
 )
-from danube_fast.net.peer_socket import cookie_of, cut, host_of
+from danube_fast.net.peer_socket import cookie_of, cut, host_of, untaken_bytes
 from danube_fast.net.turns import in_turns
 
 __all__ = ["ConnectionGuard"]
@@ -93,6 +93,8 @@ class ConnectionGuard:
         """Who has sent the last message over a descriptor; written by the loop."""
         self._spoke: set[int] = set()
         """Descriptors over which a message has come since the last look; added to by the loop."""
+        self._ending: dict[bytes, bool] = {}
+        """Connections to be cut, by identity; True: only if the peer has not taken what was sent. Written by the loop."""
         self.cuts: Counter[Reason] = Counter()
         """Connections that were cut, by `Reason`."""
         self._told: Counter[Reason] = Counter()
@@ -123,9 +125,15 @@ class ConnectionGuard:
         self._heard, self._drained, self._wake = heard, drained, wake
 
     def note_sender(self, fd: int, identity: bytes) -> None:
-        """Note who has sent a message over a descriptor; for the loop, about senders without a session."""
+        """Note who has sent a message over a descriptor; for the loop, about senders without a session. One without a
+        name of its own, `identity` is empty, is cut."""
         self._senders[fd] = identity
         self._spoke.add(fd)
+
+    def end(self, identity: bytes, *, if_untaken: bool = False) -> None:
+        """Cut a connection within a look or two, and with it what ZeroMQ has queued for it; `if_untaken`: unless its
+        peer has taken all that was sent. For the loop."""
+        self._ending[identity] = if_untaken and self._ending.get(identity, True)
 
     def start(self) -> None:
         """Begin to watch, once. Raises Unavailable for want of descriptors or threads; then nothing is left open."""
@@ -262,6 +270,8 @@ class ConnectionGuard:
             self._next_watch_ns = now_ns + WATCH_NS
             self._weigh(now_ns)
         self._has_suspects = self._asks = False
+        if self._ending:
+            self._end_connections()
         self._look_at_strangers(now_ns, drained_ns)
         if self._grows:
             self._look_at_sessions(now_ns, drained_ns)
@@ -295,18 +305,20 @@ class ConnectionGuard:
         too_old_ns, gone = heard_until_ns - self._limits.stranger_ns, []
         for stranger in in_turns(self._strangers.values()):
             fd = stranger.fd
-            identity = self._senders.get(fd, b"")
+            identity = self._senders.get(fd)
             heard_ns = self._heard(identity) if identity else None
             if not stranger.look():
                 self._connections.pop(fd, None)
                 self.failed.note_end()
                 gone.append(fd)
             elif heard_ns is not None:
-                stranger.identity, stranger.is_session = identity, True
+                stranger.identity, stranger.is_session = identity or b"", True
                 stranger.rebase(heard_ns, self._memory_bytes, self._received)
                 gone.append(fd)
             elif stranger.is_cut:
                 continue
+            elif identity == b"":
+                self._cut(stranger, Reason.NAME)
             elif stranger.since_ns < too_old_ns:
                 self._cut(stranger, Reason.SILENT)
             elif fd in self._spoke:
@@ -433,6 +445,19 @@ class ConnectionGuard:
         self._strangers[one.fd] = one
 
     # ------------------------------------------------------------ cuts
+
+    def _end_connections(self) -> None:
+        """Cut connections that are to end."""
+        ending: dict[bytes, bool] = {}
+        while self._ending:
+            identity, if_untaken = self._ending.popitem()
+            ending[identity] = if_untaken
+        for one in list(self._connections.values()):
+            identity = one.identity or self._senders.get(one.fd, b"")
+            if identity not in ending or one.is_cut:
+                continue
+            if not ending[identity] or untaken_bytes(one.fd) > 0:
+                self._cut(one, Reason.RIGHTS)
 
     def _cut(self, one: Connection, reason: Reason) -> None:
         one.is_cut = True

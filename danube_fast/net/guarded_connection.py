@@ -66,6 +66,8 @@ class Reason(enum.StrEnum):
     BYTES = "had sent too much before hello"
     CROWD = "were too many without a session"
     ENDLESS = "sent a message without an end"
+    NAME = "had brought a name of their own"
+    RIGHTS = "may not receive any more what waited for them"
 
 
 class Connection:

@@ -12,7 +12,15 @@ import os
 import socket
 import struct
 
-__all__ = ["UNIX_STEP_BYTES", "bytes_received", "cookie_of", "cut", "host_of", "unread_bytes"]
+__all__ = [
+    "UNIX_STEP_BYTES",
+    "bytes_received",
+    "cookie_of",
+    "cut",
+    "host_of",
+    "unread_bytes",
+    "untaken_bytes",
+]
 
 _SO_COOKIE = 57
 _COOKIE_BYTES = 8
@@ -20,6 +28,8 @@ _TCP_INFO_BYTES = 136
 _AT_BYTES_RECEIVED = 128
 """In struct tcp_info of Linux, an ABI: tcpi_bytes_received."""
 _FIONREAD = 0x541B
+_SIOCOUTQ, _SIOCOUTQNSD = 0x5411, 0x894B
+"""What waits in the kernel; what tcp has not sent yet, as the peer's window is full."""
 UNIX_STEP_BYTES = 256 * 1024
 """Counted for a connection on ipc each time that bytes of it wait: nothing counts them all."""
 
@@ -60,6 +70,14 @@ def bytes_received(fd: int) -> int | None:
 def unread_bytes(fd: int) -> int:
     """Bytes that wait to be read; -1 if the connection is gone."""
     return -1 if _ioctl(fd, _FIONREAD, _room_at) != 0 else int(_NUMBER.unpack_from(_room)[0])
+
+
+def untaken_bytes(fd: int) -> int:
+    """Bytes that were sent and the peer's system (on ipc: the peer) has no room for; -1 if the connection is gone."""
+    for request in (_SIOCOUTQNSD, _SIOCOUTQ):  # the first is of tcp alone
+        if _ioctl(fd, request, _room_at) == 0:
+            return int(_NUMBER.unpack_from(_room)[0])
+    return -1
 
 
 def cut(fd: int, cookie: int) -> bool:

@@ -1,17 +1,21 @@
 """The broker's ROUTER socket: bind, drain, send without ever blocking.
 
 Identities are chosen by the server: ZeroMQ gives a peer that names none a 5-byte identity, a zero byte and 32 bits that
-begin at random, and a peer cannot claim one that is in use. A peer that brings a name of another kind is ignored.
+count up from a random beginning, and a peer cannot claim one that is in use. A peer that brings a name of another kind is ignored.
 Written and read by the worker's loop only.
 
 With `proves` ZeroMQ asks a `ZapThread` about every connection, on tcp behind CURVE, on ipc by the peer's user; whom it
 does not admit sends nothing. The first messages of a connection, until its sender is known, are handed out with the proof.
+The thread names connections, too, so that a client cannot ask for the name of another; one that has a name of another kind
+is ignored, and cut.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,12 +26,13 @@ from danube_fast.errors import Internal, Unavailable
 from danube_fast.net.connection_guard import ConnectionGuard
 from danube_fast.net.listener import Listener
 from danube_fast.net.port import SEND_LAST, SEND_MORE, Part, Port, send_part
-from danube_fast.net.session import Sessions
-from danube_fast.net.zap import DOMAIN
+from danube_fast.net.session import ROUTED, Sessions
+from danube_fast.net.zap import DOMAIN, NAME_BYTES
 
 __all__ = ["PeerGone", "Server", "WouldBlock"]
 
 _log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None)
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; ZeroMQ's 100 collapses under 1,000 at once."""
@@ -67,6 +72,9 @@ class Server:
     ) -> None:
         """`curve_secret`: the secret key of the broker, Z85, with which tcp is encrypted. `proves`: a `ZapThread` of the
         same context says who may connect, and has started before `bind`; without a key no client on tcp may."""
+        # ZeroMQ draws the first name that ROUTER gives from libc, which begins alike in every process otherwise; a peer
+        # that asks for the next one would end this process, as libzmq 4.3 takes that for a fault of its own
+        _libc.srand(int.from_bytes(os.urandom(4)))
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.LINGER, 0)
@@ -254,7 +262,7 @@ class Server:
                 if command is None:
                     command = self._receive_command(identity)
                 parts += port.receive_rest()
-                if identity[:1] == b"\0" and len(parts) < PARTS_MAX:
+                if self._is_named(identity) and len(parts) < PARTS_MAX:
                     yield identity, command, parts
                 limit -= 1
             elif self._rests:
@@ -269,11 +277,17 @@ class Server:
                 identity = bytes(head)
                 command = self._receive_command(identity) if looks else port.receive_head()
                 parts = port.receive_rest() if port.more else []
-                if identity[:1] == b"\0" and command is not None and len(parts) < PARTS_MAX:
+                if command is None or len(parts) >= PARTS_MAX:
+                    continue
+                if self._is_named(identity):
                     yield identity, command, parts
         finally:
             # the next command may come over rings, and nothing was proved there
             self.proof = self.address = ""
+
+    def _is_named(self, identity: bytes) -> bool:
+        """Whether a peer has the kind of name that it is to have."""
+        return identity[:1] == ROUTED and (not self.proves or len(identity) == NAME_BYTES)
 
     def _receive_command(self, identity: bytes) -> memoryview | None:
         """The part behind the identity; of a sender without a session its proof and address too, and its connection for
@@ -288,7 +302,8 @@ class Server:
             self.proof = _property_of(frame, _USER_ID)  # nothing was proved: the proof is empty
         if self.guard is not None:
             with contextlib.suppress(KeyError, zmq.ZMQError):
-                self.guard.note_sender(int(frame.get(zmq.SRCFD)), identity)
+                name = identity if self._is_named(identity) else b""
+                self.guard.note_sender(int(frame.get(zmq.SRCFD)), name)
         return frame.buffer
 
     @property

@@ -6,15 +6,22 @@ r"""The thread that says who may connect: ZeroMQ asks it once for each connectio
 
 Each message of a connection then carries its proof as `User-Id`. Sockets without the domain are never asked about. All
 others have it enforced, so without this thread no client comes in: it starts before any of them is bound.
+
+The answer also names the connection, as ROUTER knows it: a zero byte, 40 random bits, a number. ROUTER would count names up
+from a random 32 bits, and let a client ask for one that is free: who has found that of a client would, once it has lost its
+connection, be sent what is for it. A name of the answer replaces the one that a client brought before, so it comes last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
+import secrets
 import select
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +30,9 @@ import zmq
 from zmq.utils import z85
 
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
+from danube_fast.net.io_threads import IoThreads
 
-__all__ = ["DOMAIN", "ENDPOINT", "ZapThread"]
+__all__ = ["DOMAIN", "ENDPOINT", "NAME_BYTES", "ZapThread"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +55,13 @@ _UID_MAX = (1 << 32) - 2
 """The number above is not a user."""
 _REQUESTS_AT_ONCE = 64
 """Answered before it is looked whether the thread is to end."""
+_RANDOM_BYTES = 5
+_NUMBER_BYTES = 2
+"""Names end with consecutive numbers, as tables are addressed by them."""
+NAME_BYTES = 1 + _RANDOM_BYTES + _NUMBER_BYTES
+"""Of the name of a connection that was admitted."""
+_PROPERTY = struct.Struct(f">B8sI1s{_RANDOM_BYTES}sH")
+"""How metadata of ZMTP 3.1 writes the property `Identity`."""
 _START_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _LOG_SECONDS = 60.0
@@ -66,6 +81,7 @@ class ZapThread:
         self._fault: zmq.ZMQError | None = None
         self._stop_fd = -1
         self._logged = -_LOG_SECONDS
+        self._numbers = itertools.cycle(range(1 << 8 * _NUMBER_BYTES))
         self._thread = threading.Thread(target=self._run, name="zap", daemon=True)
 
     @property
@@ -106,16 +122,17 @@ class ZapThread:
 
     def _run(self) -> None:
         try:
-            socket = self._context.socket(zmq.REP)
+            socket = self._context.socket(zmq.ROUTER)
         except zmq.ZMQError as error:
             self._fault = error
             self._bound.set()
             return
+        threads = IoThreads()
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(ENDPOINT)
             self._bound.set()
-            self._serve(socket)
+            self._serve(socket, threads)
         except zmq.ZMQError as error:
             if self._bound.is_set():
                 _log.warning("the ZAP thread ends, no client is admitted any more: %s", error)
@@ -125,18 +142,26 @@ class ZapThread:
             with contextlib.suppress(zmq.ZMQError):
                 socket.unbind(ENDPOINT)
             socket.close(0)
+            threads.close()
             self._bound.set()
 
-    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+    def _serve(self, socket: zmq.Socket[bytes], threads: IoThreads) -> None:
         """Answer requests until `stop`."""
         poller = select.poll()  # a fraction of what zmq.Poller costs
         poller.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
         poller.register(self._stop_fd, select.POLLIN)
         while True:
             # ZeroMQ's descriptor is raised once for several requests: all are answered before it is slept on
+            answers: list[list[bytes]] = []
             with contextlib.suppress(zmq.Again):
                 for _ in range(_REQUESTS_AT_ONCE):
-                    socket.send_multipart(self._answer(socket.recv_multipart(zmq.NOBLOCK)))
+                    asking, *request = socket.recv_multipart(zmq.NOBLOCK)
+                    if request[:1] == [b""]:
+                        answers.append([asking, b"", *self._answer(request[1:])])
+            if answers:  # without a pause ZeroMQ would take a quarter of the names before those of the clients
+                threads.await_all()
+            for answer in answers:
+                socket.send_multipart(answer)
             has_more = int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN)
             if self._stop_fd in dict(poller.poll(0 if has_more else None)):
                 return
@@ -149,7 +174,14 @@ class ZapThread:
         code, text = _ADMITTED if is_admitted else _UNKNOWN if is_admitted is None else _REFUSED
         if is_admitted is False and len(request) >= _HEAD_PARTS:
             self._refused(proof, request[3][:_PART_BYTES_MAX].decode(errors="replace"))
-        return [_VERSION, number, code, text, proof.encode() if is_admitted else b"", b""]
+        if not is_admitted:
+            return [_VERSION, number, code, text, b"", b""]
+        return [_VERSION, number, code, text, proof.encode(), self._name()]
+
+    def _name(self) -> bytes:
+        """Choose the name of a connection."""
+        unknown = secrets.token_bytes(_RANDOM_BYTES)
+        return _PROPERTY.pack(8, b"Identity", NAME_BYTES, b"\0", unknown, next(self._numbers))
 
     def _asks(self, proof: str) -> bool | None:
         """Whether a client may connect; None: that cannot be told now, so it asks again."""

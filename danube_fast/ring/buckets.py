@@ -31,6 +31,7 @@ from danube_fast.ring.memory import address_of_memory, create_memfd, map_fd, wor
 __all__ = ["BURST_NS", "Bucket", "BucketTable", "JointBucket"]
 
 PROBES_MAX = 4096
+_ROOM_MAX = 1 << 30
 BURST_NS = 250_000_000
 """So much of a second's worth may be taken at once: who comes late for its share loses nothing."""
 
@@ -150,13 +151,18 @@ class Bucket:
             _wait_direct(self._row, now_ns, self._messages_rate, self._bytes_rate, self._burst_ns)
         )
 
-    def room(self, now_ns: int) -> int:
-        """Messages that may be taken now, as far as their rate goes; at least 1 when nothing is
-        owed."""
-        if not self._messages_rate:
-            return 1 << 30
-        word = self._row + AT_BUCKET_MESSAGES
-        return int(_room_direct(word, now_ns, self._messages_rate, self._burst_ns))
+    def room(self, now_ns: int, message_bytes: int) -> int:
+        """Messages of so many bytes that may be taken now; at least 1 when nothing is owed."""
+        room, burst_ns = _ROOM_MAX, self._burst_ns
+        if self._messages_rate:
+            word = self._row + AT_BUCKET_MESSAGES
+            room = _room_direct(word, now_ns, self._messages_rate, burst_ns)
+        if self._bytes_rate:
+            byte_count = _room_direct(
+                self._row + AT_BUCKET_BYTES, now_ns, self._bytes_rate, burst_ns
+            )
+            room = min(room, max(1, byte_count // max(1, message_bytes)))
+        return int(room)
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
         """Charge the bucket."""
@@ -176,10 +182,10 @@ class JointBucket:
         own_ns = 0 if self.own is None else self.own.wait_ns(now_ns)
         return max(own_ns, self.shared.wait_ns(now_ns))
 
-    def room(self, now_ns: int) -> int:
-        """Messages that may be taken now from both, at least 1 when nothing is owed."""
-        room = self.shared.room(now_ns)
-        return room if self.own is None else min(room, self.own.room(now_ns))
+    def room(self, now_ns: int, message_bytes: int) -> int:
+        """Messages of so many bytes that may be taken now from both, at least 1 when nothing is owed."""
+        room = self.shared.room(now_ns, message_bytes)
+        return room if self.own is None else min(room, self.own.room(now_ns, message_bytes))
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:
         """Charge both."""

@@ -30,7 +30,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -219,8 +219,9 @@ class Duplex:
         """Whether a record waits."""
         return self._in.readable
 
-    def receive(self) -> list[bytes] | None:
-        """The oldest message, copied, or None. Raises DataLoss if the peer wrote nonsense."""
+    def receive(self) -> list[Any] | None:
+        """The oldest message, copied, or None: bytes, or memoryviews of one that came in slices. Raises DataLoss if the
+        peer wrote nonsense."""
         inbound = self._in
         while True:
             record = inbound.pop(_SMALL_BYTES)
@@ -236,13 +237,15 @@ class Duplex:
             if message is not None:
                 return message
 
-    def _take(self, record: bytes | memoryview) -> list[bytes] | None:
+    def _take(self, record: bytes | memoryview) -> list[Any] | None:
         """A copy of the message in a record; None if it is a slice and more are to come."""
         if len(record) < _WORD_BYTES:
             raise DataLoss(f"a record of {len(record)} bytes has no lead")
         (count,) = _WORD.unpack_from(record)
         if count < _MORE:
-            return _split(record, count)
+            parts = _split(record, count)
+            # a view shows what the peer may write to yet
+            return parts if type(record) is bytes else list(map(bytes, parts))
         self._whole += record[_WORD_BYTES:]
         if len(self._whole) > self._message_bytes_max:
             raise DataLoss(f"a message is over the limit of {self._message_bytes_max} bytes")
@@ -261,8 +264,8 @@ class Duplex:
         return bool(_hear(self.row) != ENDED)
 
 
-def _split(image: bytes | memoryview, count: int) -> list[bytes]:
-    """The parts of a message. The lead is read once: `image` may change under our eyes."""
+def _split(image: bytes | memoryview, count: int) -> list[Any]:
+    """The parts of a message, as they lie in `image`. The lead is read once: `image` may change under our eyes."""
     start = _WORD_BYTES * (1 + count)
     if not 0 < count <= PARTS_MAX or len(image) < start:
         raise DataLoss(f"a message of {count} parts in {len(image)} bytes cannot be")
@@ -271,6 +274,6 @@ def _split(image: bytes | memoryview, count: int) -> list[bytes]:
         raise DataLoss(f"parts of {sum(sizes)} bytes do not fill a message of {len(image)}")
     parts = []
     for size in sizes:
-        parts.append(bytes(image[start : start + size]))
+        parts.append(image[start : start + size])
         start += size
     return parts

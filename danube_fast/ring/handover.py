@@ -423,7 +423,7 @@ class RingServer:
 
     # ------------------------------------------------------------ messages
 
-    def receive(self, limit: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
+    def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
         """Up to `limit` waiting messages, of all clients in turn: who sent it, its first part, the
         parts behind that. Call `look` before."""
         left = limit
@@ -442,7 +442,7 @@ class RingServer:
                     if left == 0:
                         return
 
-    def _next(self, identity: bytes) -> list[bytes] | None:
+    def _next(self, identity: bytes) -> list[Any] | None:
         """The link's next message; without one it is armed, or closed if its client is gone."""
         link = self._links[identity]
         # the last in turn goes first the next time

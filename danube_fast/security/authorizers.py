@@ -297,11 +297,12 @@ def check_authorizer(text: str, auth: str) -> None:
     _GROUP.check(text)
 
 
-def load_authorizer(text: str, clock: Clock) -> AskedAuthorizer | None:
-    """Load the authorizer that the setting names; None if it names none. Raises InvalidArgument if it cannot be loaded."""
+def load_authorizer(text: str, clock: Clock, start_timeout_ms: int) -> AskedAuthorizer | None:
+    """Load the authorizer that the setting names; None if it names none. Raises InvalidArgument if it cannot be loaded,
+    Unavailable if that takes too long."""
     if not text:
         return None
-    return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text), clock)
+    return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text, start_timeout_ms), clock)
 
 
 def _ask(inner: Authorizer, key: _Key) -> None:

@@ -1,11 +1,14 @@
 """Whose rights may have come or gone: noted with each change of a policy's records, taken when what is open is looked at again.
 
-binding                                    --> its subject, and the one before
-user, credential, API key, other groups    --> the user
+binding                                    --> its subject, inside its scope; and those before
+user, credential, API key, other groups    --> the user, everywhere
 role, revocation, many at once             --> everyone
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from danube_fast.security.records import (
     ApiKey,
@@ -16,13 +19,21 @@ from danube_fast.security.records import (
     Revocation,
     SignOn,
 )
+from danube_fast.security.scopes import NAMESPACE_PREFIX
+from danube_fast.types import CLUSTER
 
-__all__ = ["ChangedRights", "Subjects"]
+__all__ = ["ChangedRights", "Changes"]
 
-Subjects = frozenset[str] | None
-"""Subjects of bindings (`user:NAME`, `group:NAME`); None: all."""
-SUBJECTS_MAX = 1000
+NOTED_MAX = 1000
 """More are everyone: nothing takes them from some copies."""
+
+
+class Changes(NamedTuple):
+    """Whose rights may have changed, and where."""
+
+    fronts: Mapping[str, list[str]] = {}
+    """By subject of bindings (`user:NAME`, `group:NAME`), how the names of such topics begin."""
+    has_groups: bool = False
 
 
 class ChangedRights:
@@ -31,7 +42,8 @@ class ChangedRights:
     def __init__(self) -> None:
         self.count = 0
         """Counts changes by which rights may have come or gone."""
-        self._subjects: set[str] | None = set()
+        self._noted: set[tuple[str, str]] | None = set()
+        """Subjects and scopes."""
 
     def put(self, old: Record | None, record: Record) -> None:
         """Note that a record is new, or has replaced the old one of its key."""
@@ -52,26 +64,42 @@ class ChangedRights:
 
     def all(self) -> None:
         """Note that rights of everyone may be others."""
-        self._subjects = None
+        self._noted = None
         self.count += 1
 
-    def take(self) -> Subjects:
-        """Return whose rights may have changed since the last time."""
-        taken, self._subjects = self._subjects, set()
-        return None if taken is None else frozenset(taken)
+    def take(self) -> Changes | None:
+        """Return whose rights may have changed since the last time, and where; None: all of everyone."""
+        taken, self._noted = self._noted, set()
+        if taken is None:
+            return None
+        fronts: dict[str, list[str]] = {}
+        has_groups = False
+        for subject, scope in taken:
+            fronts.setdefault(subject, []).append(_front_of(scope))
+            has_groups = has_groups or not subject.startswith("user:")
+        return Changes(fronts, has_groups)
 
     def _note(self, record: Record) -> None:
-        subjects = self._subjects
-        if subjects is None:
+        noted = self._noted
+        if noted is None:
             return
         match record:
-            case Binding(subject=subject):
-                subjects.add(subject)
-            case Principal(name=name):
-                subjects.add(f"user:{name}")
+            case Binding():
+                noted.add((record.subject, record.scope))
+            case Principal():
+                noted.add((f"user:{record.name}", CLUSTER))
             case Credential() | ApiKey() | SignOn():
-                subjects.add(f"user:{record.principal}")
+                noted.add((f"user:{record.principal}", CLUSTER))
             case _:
-                self._subjects = None
-        if len(subjects) > SUBJECTS_MAX:
-            self._subjects = None
+                self._noted = None
+        if len(noted) > NOTED_MAX:
+            self._noted = None
+
+
+def _front_of(scope: str) -> str:
+    """Return how all begin that a scope covers, of topics and subscriptions."""
+    if scope == CLUSTER:
+        return ""
+    front = scope.partition("*")[0].partition("?")[0]
+    namespace = front.removeprefix(NAMESPACE_PREFIX)
+    return front if namespace == front else f"/{namespace}"

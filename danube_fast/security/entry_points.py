@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from danube_fast.clock import SECOND_NS, Clock
-from danube_fast.errors import InvalidArgument
+from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.security.question_threads import QuestionThreads
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,16 +41,27 @@ class EntryPointGroup(NamedTuple):
         """Check a value of the setting; loads no package. Raises InvalidArgument for a name that no package has."""
         self._find(value.partition(":")[0])
 
-    def load(self, value: str) -> Any:
-        """Make the object that a value of the setting names. Raises InvalidArgument if there is none like that."""
+    def load(self, value: str, start_timeout_ms: int) -> Any:
+        """Make the object that a value of the setting names. Raises InvalidArgument if there is none like that, Unavailable
+        if it is not made in half of the time in which this process has to start."""
+        # before the supervisor takes the process for one that hangs, which could not say why
+        seconds = start_timeout_ms / 2000
         name, _, argument = value.partition(":")
         entry = self._find(name)
+        made = QuestionThreads(self.setting, 1).ask(lambda: entry.load()(argument))
         try:
-            found: Any = entry.load()(argument)
-        except BaseException as error:  # a foreign package may raise SystemExit
+            outcome = made.result(seconds)
+        except TimeoutError:
+            package = "another package" if entry.dist is None else f"the package {entry.dist.name}"
+            raise Unavailable(
+                f"the {self.setting} {name} is {entry.value} of {package}, which has not been made within {seconds:g} s; "
+                f"repair what it waits for, or leave the setting {self.setting} empty"
+            ) from None
+        found = outcome.found
+        if outcome.error is not None:
             raise InvalidArgument(
                 f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: "
-                f"{_said(error, argument)}; repair it, or leave the setting {self.setting} empty"
+                f"{_said(outcome.error, argument)}; repair it, or leave the setting {self.setting} empty"
             ) from None
         if not callable(getattr(found, self.method, None)):
             raise InvalidArgument(

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from danube_fast.checks import in_our_words
 from danube_fast.errors import InvalidArgument
 from danube_fast.security.private_files import PrivateFile, read_private
 from danube_fast.security.records import is_name
@@ -73,6 +74,11 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return [self.audience] if isinstance(self.audience, str) else self.audience
 
     @property
+    def source(self) -> str:
+        """Where its keys come from."""
+        return self.secret_file or self.jwks_file or self.jwks_url
+
+    @property
     def digest(self) -> str:
         """Tells this entry from others: it differs when any field does."""
         return sha256(msgspec.json.encode(self)).hexdigest()
@@ -90,8 +96,12 @@ def read_issuers(path: Path) -> list[Issuer]:
     try:
         found: dict[str, Any] = tomllib.loads(content.decode())
         issuers = msgspec.convert(found, _File).issuer
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise InvalidArgument(f"{path}: {error}; docs/security.md shows such a file") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is no text in UTF-8; {_FILE.remedy}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is no TOML: {error}; {_FILE.remedy}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{in_our_words(error, str(path))}; {_FILE.remedy}") from None
     issuers = [_placed(each, path.parent) for each in issuers]
     for each in issuers:
         _check(each, path)

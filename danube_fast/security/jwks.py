@@ -21,7 +21,7 @@ from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.security.issuers import Issuer
 from danube_fast.security.private_files import PrivateFile, read_private
 
-__all__ = ["KID_CHARACTERS_MAX", "KeySet", "load_keys", "parse_jwks"]
+__all__ = ["KID_CHARACTERS_MAX", "KeySet", "check_files", "load_keys", "parse_jwks"]
 
 JWKS_BYTES_MAX = 256 * 1024
 KEYS_MAX = 64
@@ -83,6 +83,14 @@ def load_keys(issuer: Issuer) -> KeySet:
     return parse_jwks(_fetch(issuer.jwks_url, issuer.jwks_ca), issuer)
 
 
+def check_files(issuer: Issuer) -> None:
+    """Raise FailedPrecondition, InvalidArgument, Unavailable if the files that an issuer names cannot be used; fetch nothing."""
+    if issuer.jwks_url:
+        _context(issuer.jwks_ca)
+    else:
+        load_keys(issuer)
+
+
 def _read_secret(path: Path) -> KeySet:
     secret = read_private(path, _SECRET_FILE).strip()
     if len(secret) < SECRET_BYTES_MIN:
@@ -103,7 +111,7 @@ def parse_jwks(content: bytes, issuer: Issuer) -> KeySet:
     listed = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(listed, list) or len(listed) > KEYS_MAX:
         raise InvalidArgument(
-            f"the keys of issuer {issuer.name} are no JWKS of at most {KEYS_MAX} keys; check where they come from"
+            f"the keys of issuer {issuer.name} are no JWKS of at most {KEYS_MAX} keys; check {issuer.source}"
         )
     keys = KeySet()
     for each in listed:
@@ -114,7 +122,8 @@ def parse_jwks(content: bytes, issuer: Issuer) -> KeySet:
                 keys.add(algorithm, each.get("kid", ""), key)
     if not len(keys):
         raise InvalidArgument(
-            f"the keys of issuer {issuer.name} have none for {', '.join(issuer.algorithms)}; check its algorithms"
+            f"the keys of issuer {issuer.name} have none for {', '.join(issuer.algorithms)}; check its "
+            f"algorithms, and {issuer.source}"
         )
     return keys
 
@@ -158,10 +167,7 @@ def _fetch(url: str, ca: str) -> bytes:
     """GET a small document, without following redirects. Raises Unavailable."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    try:
-        context = ssl.create_default_context(cafile=ca or None)
-    except OSError as error:
-        raise Unavailable(f"cannot read the certificates in {ca}: {error}; check jwks_ca") from None
+    context = _context(ca)
     connection = http.client.HTTPSConnection(
         parts.hostname or "", parts.port, timeout=STEP_SECONDS, context=context
     )
@@ -187,6 +193,13 @@ def _fetch(url: str, ca: str) -> bytes:
             f"{url} answers more than {JWKS_BYTES_MAX} bytes, or stops within its answer"
         )
     return content
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except OSError as error:
+        raise Unavailable(f"cannot read the certificates in {ca}: {error}; check jwks_ca") from None
 
 
 def _abort(connection: http.client.HTTPSConnection) -> None:

@@ -2,6 +2,8 @@
 
 stat, once a second --changed, and the same twice--> load --> in use
                                                        '----> `fault`: the old stays
+
+What cannot be used at the start is an error, or waited for like a change.
 """
 
 from __future__ import annotations
@@ -27,14 +29,27 @@ T = TypeVar("T")
 class LiveFiles(Generic[T]):
     """Keep what was made of some files, and of newer ones as soon as they can be used. Used by one thread."""
 
-    def __init__(self, what: str, paths: Sequence[Path], load: Callable[[], T]) -> None:
-        """`what` names the files in the log; `load` makes something of them. Raises what `load` raises."""
+    def __init__(
+        self, what: str, paths: Sequence[Path], load: Callable[[], T],
+        otherwise: Callable[[], T] | None = None,
+    ) -> None:  # fmt: skip
+        """`what` names the files in the log; `load` makes something of them; `otherwise` makes what counts until they can be
+        used for the first time. Without it raises what `load` raises."""
         self._what, self._paths, self._load = what, paths, load
         self._seen = self._taken = self._signature()
         self._looked_ns: int | None = None
         self.fault = ""
         """Why the newest files are not in use; empty: they are."""
-        self.loaded = load()
+        self._until_then = "in use stays"
+        """What is in use while newer files cannot be: words behind `what`."""
+        try:
+            self.loaded = load()
+        except DanubeError as error:
+            if otherwise is None:
+                raise
+            self.loaded, self._until_then = otherwise(), "is waited for"
+            self.doubt()
+            self._note(str(error))
 
     def refresh(self, now_ns: int) -> bool:
         """Load the files again if they have changed, and say whether `loaded` is another one.
@@ -52,12 +67,16 @@ class LiveFiles(Generic[T]):
         try:
             self.loaded = self._load()
         except DanubeError as error:
-            if str(error) != self.fault:
-                self.fault = str(error)
-                _log.error("%s in use stays: %s", self._what, error)
+            self._note(str(error))
             return False
-        self._taken, self.fault = self._seen, ""
+        self._taken, self.fault, self._until_then = self._seen, "", "in use stays"
         return True
+
+    def _note(self, fault: str) -> None:
+        """Keep a fault, and log one that is not the last one."""
+        if fault != self.fault:
+            self.fault = fault
+            _log.error("%s %s: %s", self._what, self._until_then, fault)
 
     def doubt(self) -> None:
         """Load the files at the next look, changed or not: what `load` compares them with has changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 
 __all__ = ["OrderedKeys"]
 
@@ -12,9 +13,13 @@ BLOCK_KEYS_MAX = 512
 class OrderedKeys:
     """A set of texts that are not empty."""
 
-    def __init__(self) -> None:
-        self._blocks: list[list[str]] = [[]]
-        self._firsts = [""]
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        """`keys` are in order."""
+        self._blocks = [
+            list(keys[start : start + BLOCK_KEYS_MAX])
+            for start in range(0, len(keys), BLOCK_KEYS_MAX)
+        ] or [[]]
+        self._firsts = ["", *[block[0] for block in self._blocks[1:]]]
         """No key of a block lies before its text here, and none of those before it behind."""
 
     def add(self, key: str) -> None:

@@ -43,7 +43,6 @@ from danube_fast.security.scopes import (
     SUBJECT_PREFIX,
     SYSTEM_NAMESPACE,
     Glob,
-    Scope,
     ScopeKind,
     parse_scope,
 )
@@ -109,7 +108,8 @@ class _Pattern:
         "topic_prefix",
     )
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, text: str) -> None:
+        scope = parse_scope(text)
         self.roles: dict[str, int] = {}
         self._namespace = None if scope.is_namespace_literal else Glob(scope.namespace)
         self._topic = Glob(scope.topic) if scope.topic else None
@@ -153,34 +153,34 @@ class _Grants:
         self.literals: dict[str, dict[str, int]] = {}
         self.patterns: dict[str, dict[str, _Pattern]] = {}
 
-    def add(self, scope: Scope, role: str) -> None:
-        """Bind a role."""
-        if not scope.is_literal:
+    def add(self, scope: str, role: str) -> None:
+        """Bind a role. A literal scope is not taken apart: most are, and changes cost little."""
+        if "*" in scope or "?" in scope:
             bucket = self.patterns.setdefault(_bucket_of(scope), {})
-            pattern = bucket.get(scope.text)
+            pattern = bucket.get(scope)
             if pattern is None:
-                pattern = bucket[scope.text] = _Pattern(scope)
+                pattern = bucket[scope] = _Pattern(scope)
             pattern.roles[role] = pattern.roles.get(role, 0) + 1
             return
         for text in _literals_of(scope):
             roles = self.literals.setdefault(text, {})
             roles[role] = roles.get(role, 0) + 1
 
-    def discard(self, scope: Scope, role: str) -> None:
+    def discard(self, scope: str, role: str) -> None:
         """Undo one `add` of the same."""
-        if scope.is_literal:
-            for text in _literals_of(scope):
-                _count_down(self.literals[text], role)
-                if not self.literals[text]:
-                    del self.literals[text]
+        if "*" in scope or "?" in scope:
+            name = _bucket_of(scope)
+            bucket = self.patterns[name]
+            _count_down(bucket[scope].roles, role)
+            if not bucket[scope].roles:
+                del bucket[scope]
+            if not bucket:
+                del self.patterns[name]
             return
-        name = _bucket_of(scope)
-        bucket = self.patterns[name]
-        _count_down(bucket[scope.text].roles, role)
-        if not bucket[scope.text].roles:
-            del bucket[scope.text]
-        if not bucket:
-            del self.patterns[name]
+        for text in _literals_of(scope):
+            _count_down(self.literals[text], role)
+            if not self.literals[text]:
+                del self.literals[text]
 
 
 class Policy:
@@ -190,7 +190,8 @@ class Policy:
         self.version = 0
         """Version of the records. Set by the caller that feeds them; never changed here."""
         self._records: dict[str, Record] = {}
-        self._keys = OrderedKeys()
+        self._keys: OrderedKeys | None = None
+        """Of the records, once a page was asked for: copies of workers need none."""
         self._subjects: dict[str, tuple[str, ...]] = {}
         """Subjects of bindings that each enabled principal goes by."""
         self._credentials: dict[str, Credential] = {}
@@ -206,19 +207,23 @@ class Policy:
     def put(self, record: Record) -> None:
         """Add a record, or replace the one of its key. Raises InvalidArgument and changes nothing."""
         check_record(record)
+        self.take(record)
+
+    def take(self, record: Record) -> None:
+        """Put a record that was checked before it was stored or sent."""
         key = key_of(record)
         old = self._records.get(key)
         if isinstance(old, Binding):
             self._unbind(old)
         self._records[key] = record
-        if old is None:
+        if old is None and self._keys is not None:
             self._keys.add(key)
         match record:
             case Binding():
                 grants = self._grants.get(record.subject)
                 if grants is None:
                     grants = self._grants[record.subject] = _Grants()
-                grants.add(parse_scope(record.scope), record.role)
+                grants.add(record.scope, record.role)
             case Role():
                 self._masks[record.name] = _mask_of(record.permissions)
             case Principal():
@@ -232,22 +237,23 @@ class Policy:
             case SignOn():
                 self.sign_ons.put(record)
                 while self.sign_ons.weight > KEPT_MAX:
-                    self.remove(self.sign_ons.first_to_end())
+                    self.discard(self.sign_ons.first_to_end())
             case Revocation():
                 self._remove_all(self.sign_ons.revoke(record))
         self.changes.put(old, record)
 
     def remove(self, key: str) -> bool:
-        """Remove the record of that key, and sign-ons that were made by it; whether there was one. Raises InvalidArgument
-        for built-in roles."""
+        """Discard the record of that key; whether there was one. Raises InvalidArgument for built-in roles."""
         check_key(key)
-        return self._take_out(key)
+        return self.discard(key)
 
-    def _take_out(self, key: str) -> bool:
+    def discard(self, key: str) -> bool:
+        """Remove the record of that key, and sign-ons that were made by it; whether there was one."""
         record = self._records.pop(key, None)
         if record is None:
             return False
-        self._keys.remove(key)
+        if self._keys is not None:
+            self._keys.remove(key)
         match record:
             case Binding():
                 self._unbind(record)
@@ -267,7 +273,7 @@ class Policy:
 
     def _remove_all(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._take_out(key)
+            self.discard(key)
 
     def purge(self, now_ns: int) -> None:
         """Remove the sign-ons that have ended `ENDED_NS` before that wall time: until then their sessions are sent away,
@@ -277,7 +283,7 @@ class Policy:
     def clear(self) -> None:
         """Remove all records."""
         self._records.clear()
-        self._keys = OrderedKeys()
+        self._keys = None
         self._subjects.clear()
         self._credentials.clear()
         self._grants.clear()
@@ -292,7 +298,13 @@ class Policy:
 
     def page(self, after: str, limit: int) -> list[Record]:
         """Return at most `limit` records behind the key `after`, in the order of keys; "" starts."""
+        if self._keys is None:
+            self._keys = OrderedKeys(sorted(self._records))
         return [self._records[key] for key in self._keys.behind(after, max(limit, 0))]
+
+    def all_keys(self) -> list[str]:
+        """Return the keys of all records, in any order."""
+        return list(self._records)
 
     def principal_of(self, credential: str, now_ns: int) -> str | None:
         """Return the principal that a credential proves at that wall time, None if it proves none."""
@@ -366,7 +378,7 @@ class Policy:
 
     def _unbind(self, binding: Binding) -> None:
         grants = self._grants[binding.subject]
-        grants.discard(parse_scope(binding.scope), binding.role)
+        grants.discard(binding.scope, binding.role)
         if not grants.literals and not grants.patterns:
             del self._grants[binding.subject]
 
@@ -403,17 +415,17 @@ def _count_down(roles: dict[str, int], role: str) -> None:
         del roles[role]
 
 
-def _bucket_of(scope: Scope) -> str:
+def _bucket_of(text: str) -> str:
+    scope = parse_scope(text)
     if scope.kind is ScopeKind.SUBJECT:
         return SUBJECT_PREFIX
     return scope.namespace if scope.is_namespace_literal else _ANY_NAMESPACE
 
 
-def _literals_of(scope: Scope) -> tuple[str, ...]:
+def _literals_of(scope: str) -> tuple[str, ...]:
     """Keys of a literal scope; one of a subscription is also found by its topic, for lookups."""
-    if scope.kind is ScopeKind.SUBSCRIPTION:
-        return scope.text, _lookup_key(f"/{scope.namespace}/{scope.topic}")
-    return (scope.text,)
+    topic, mark, _ = scope.partition("#")
+    return (scope, _lookup_key(topic)) if mark else (scope,)
 
 
 def _lookup_key(topic: str) -> str:

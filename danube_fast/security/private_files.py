@@ -91,8 +91,12 @@ def read_private(path: Path, kind: PrivateFile) -> bytes:
         raise FailedPrecondition(
             f"cannot read the {kind.noun} {path}: {error}; its owner must run this"
         ) from error
-    if not content or len(content) > kind.bytes_max:
-        raise InvalidArgument(f"{path} is no {kind.noun} of danube-fast; {kind.remedy}")
+    if not content:
+        raise InvalidArgument(f"{path} is empty, and should be a {kind.noun}; {kind.remedy}")
+    if len(content) > kind.bytes_max:
+        raise InvalidArgument(
+            f"{path} has more than {kind.bytes_max:,} bytes, so it is no {kind.noun}; {kind.remedy}"
+        )
     return content
 
 

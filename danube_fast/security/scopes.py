@@ -61,11 +61,6 @@ class Scope(NamedTuple):
     subject: str = ""
 
     @property
-    def is_literal(self) -> bool:
-        """Whether the scope names one thing, without wildcards."""
-        return not _is_wild(self.text)
-
-    @property
     def is_namespace_literal(self) -> bool:
         """Whether the scope names one namespace."""
         return not _is_wild(self.namespace)

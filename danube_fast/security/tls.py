@@ -41,8 +41,11 @@ from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.private_files import PrivateFile, read_private
 from danube_fast.security.revocations import (
     CRL_FILE,
+    RevokedList,
     RevokedLists,
+    Scope,
     certificates_in,
+    check_not_older,
     crls_in,
     read_lists,
 )
@@ -133,21 +136,28 @@ class ServerTls:
 
     A file that cannot be used holds up no other: a damaged certificate no revocation, a damaged CRL no certificate.
     Raises FailedPrecondition, InvalidArgument for files that cannot be used.
+
+    One that `may_wait` begins without a pair that can be used: `fingerprint` is empty until there is one, and no handshake
+    succeeds.
     """
 
     def __init__(
         self, certificate: Path, key: Path, client_ca: Path | None = None, client_crl: Path | None = None,
-        clock: Clock | None = None,
+        clock: Clock | None = None, *, may_wait: bool = False,
     ) -> None:  # fmt: skip
         """`client_ca`: whose certificates clients may show; None: they are not asked for one. `client_crl`: which of
         these, and which CAs between, are revoked; None: none are."""
         self._clock = clock or SystemClock()
         self._client_crl, self._has_warned = client_crl, False
-        self._pair = LiveFiles(
-            "the TLS pair", [certificate, key], lambda: _read_pair(certificate, key)
-        )
+        self._pair: LiveFiles[_Pair | None] = LiveFiles(
+            "the TLS pair", [certificate, key], lambda: _read_pair(certificate, key),
+            (lambda: None) if may_wait else None,
+        )  # fmt: skip
         self._cas: LiveFiles[bytes] | None = None
         self._lists: LiveFiles[RevokedLists] | None = None
+        self._newest: dict[Scope, RevokedList] = {}
+        """Of all lists of revoked certificates that were ever taken, also of those that have left the file: none comes back
+        behind a newer one."""
         if client_ca is not None:
             ca = client_ca
             self._cas = LiveFiles(f"the {_CLIENT_CA.noun}", [ca], lambda: _read_cas(ca))
@@ -181,8 +191,8 @@ class ServerTls:
     @property
     def crl_expires_ns(self) -> int:
         """When the first list of revoked client certificates ends, wall clock; 0: never, or there is none."""
-        dates = self._lists.loaded.dates if self._lists is not None else {}
-        return min((end_ns for _, end_ns in dates.values() if end_ns), default=0)
+        lists = self._lists.loaded.newest.values() if self._lists is not None else ()
+        return min((each.end_ns for each in lists if each.end_ns), default=0)
 
     def trusts(self, connection: ssl.SSLObject | ssl.SSLSocket) -> bool:
         """Whether what made the certificate of a connection's peer good is in use, or was a moment ago: a client that has
@@ -211,7 +221,7 @@ class ServerTls:
         _log.info("new TLS files are in use, with the certificate %s", self.fingerprint)
         return True
 
-    def _content(self) -> tuple[_Pair, bytes | None, bytes | None]:
+    def _content(self) -> tuple[_Pair | None, bytes | None, bytes | None]:
         """Collect what is good of the files."""
         return (
             self._pair.loaded,
@@ -226,9 +236,9 @@ class ServerTls:
         self._live.newest = context
         self._taken = content
         """What the newest context is made of."""
-        self.fingerprint = pair.fingerprint
-        """Of the certificate in use: `sha256:` and 64 digits."""
-        self.expires_ns = pair.expires_ns
+        self.fingerprint = pair.fingerprint if pair is not None else ""
+        """Of the certificate in use: `sha256:` and 64 digits; empty: there is none yet."""
+        self.expires_ns = pair.expires_ns if pair is not None else 0
         """When the certificate in use ends; wall clock."""
         self._has_warned = False
 
@@ -237,6 +247,7 @@ class ServerTls:
 
     def _read_lists(self, path: Path) -> RevokedLists:
         """Read the lists of revoked certificates. A new one must be good now: else it would refuse all clients of its CA.
+        None may be older than one before it.
 
         Raises FailedPrecondition, InvalidArgument.
         """
@@ -249,20 +260,23 @@ class ServerTls:
             raise InvalidArgument(
                 f"{path} is no {CRL_FILE.noun} ({_reason(error)}); {CRL_FILE.remedy}"
             ) from None
+        self._newest |= lists.newest
         return lists
 
     def _check_new(self, lists: RevokedLists, old: RevokedLists, path: Path) -> None:
-        """Raise FailedPrecondition if one that was not there is not good now: it would refuse all clients of its CA."""
-        new = [lists.dates[each] for each in lists.dates.keys() - old.dates.keys()]
-        if any(self._has_expired(end_ns) for _, end_ns in new):
+        """Raise FailedPrecondition if one is older than one before, or one that was not there is not good now: it would refuse
+        all clients of its CA."""
+        new = [each for scope, each in lists.newest.items() if each != old.newest.get(scope)]
+        if any(self._has_expired(each.end_ns) for each in new):
             raise FailedPrecondition(
                 f"a new list of revoked certificates in {path} has expired already; give the newest of its CA"
             )
-        if any(begin_ns > self._clock.wall_ns() for begin_ns, _ in new):
+        if any(each.begin_ns > self._clock.wall_ns() for each in new):
             raise FailedPrecondition(
                 f"a new list of revoked certificates in {path} is not good yet; it is taken when it is: compare the "
                 "clock of this host with that of the CA"
             )
+        check_not_older(lists.newest.values(), self._newest, path)
 
     def _warn_of_expiry(self) -> None:
         """Log once when a list of revoked certificates has expired."""
@@ -274,7 +288,7 @@ class ServerTls:
             )  # fmt: skip
 
 
-def _context_of(pair: _Pair, cas: bytes | None, lists: bytes | None) -> _Context:
+def _context_of(pair: _Pair | None, cas: bytes | None, lists: bytes | None) -> _Context:
     """Make the context of new connections of what was read and checked. Raises OSError if memory or descriptors end."""
     context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -283,7 +297,8 @@ def _context_of(pair: _Pair, cas: bytes | None, lists: bytes | None) -> _Context
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     context.num_tickets = 0
     context.set_alpn_protocols(["http/1.1"])
-    _add_pair(context, pair.chain, pair.key)
+    if pair is not None:
+        _add_pair(context, pair.chain, pair.key)
     if cas is not None:
         context.load_verify_locations(cadata=cas.decode("ascii"))
         context.verify_mode = ssl.CERT_OPTIONAL

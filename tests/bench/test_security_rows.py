@@ -14,7 +14,15 @@ from danube_fast.bench.load.payloads import LIST_MESSAGES
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.plan import Figures
 from danube_fast.bench.workloads.catalog import WORKLOADS, planned
-from danube_fast.bench.workloads.security import answers, auth, handshakes, policy, records, turns
+from danube_fast.bench.workloads.security import (
+    answers,
+    auth,
+    curve,
+    handshakes,
+    policy,
+    records,
+    turns,
+)
 from danube_fast.bench.workloads.security.secured import ADMIN, Secured, secured
 from danube_fast.errors import DanubeError, Internal, PermissionDenied
 from danube_fast.security.curve import new_key_pair, write_key_file
@@ -76,6 +84,18 @@ def test_the_broker_with_auth_asks(rig: Rig) -> None:
         write_key_file(made.broker.folder / "eve.key", new_key_pair())
         with pytest.raises(PermissionDenied, match="not registered"):
             danube_fast.connect(made.broker.url, transport="zmq", **made.access("eve"))
+
+
+# ---------------------------------------------------------------- curve
+
+
+def test_rates_with_curve_and_without(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve, "TURNS", 1)
+    extra = run(rig, "curve", messages=2000).extra
+    for size in curve.SIZES:
+        plain, coded = (extra[f"{way}_{size}_mb_per_s"] for way in ("plain", "curve"))
+        assert plain > 0 and coded > 0
+        assert extra[f"ratio_{size}"] == pytest.approx(coded / plain)
 
 
 # ---------------------------------------------------------------- handshakes

@@ -49,7 +49,7 @@ class Allowance:
     def wait_ns(self, now_ns: int) -> int:
         return 0 if self._left > 0 else MS
 
-    def room(self, now_ns: int) -> int:
+    def room(self, now_ns: int, message_bytes: int) -> int:
         return self._left
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:

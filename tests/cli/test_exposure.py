@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.recovery import recover
 from tests.cli.conftest import Outcome, Run
 from tests.cli.fakes import FakeBroker
+from tests.delivery.sign_on_rig import IssuerKey
 from tests.security.authority import Authority, write_pem
 
 SECOND_NS = 1_000_000_000
@@ -332,6 +334,10 @@ def test_secrets_of_issuers(
     keys.chmod(0o644)
     found = looked_at(run, folder)
     assert found["corp.secret"]["verdict"] == found["other.jwks"]["verdict"] == "ok"
+    assert found["trusted issuers"]["verdict"] == "failure", "what is in them counts, too"
+    assert f"check {keys}" in found["trusted issuers"]["seen"]
+    keys.write_text(json.dumps({"keys": [IssuerKey("RS256").jwk()]}))
+    assert "trusted issuers" not in looked_at(run, folder)
     if os.geteuid() == 0:
         os.chown(issuers, 12345, -1)
     else:

@@ -191,6 +191,11 @@ def test_config_show_names_the_source(
     assert by_name["spare_segments"] == (7, str(file))
     assert by_name["workers"] == (3, "DANUBE_WORKERS")
     assert by_name["auto_create_topics"] == (True, "default")
+    monkeypatch.setenv("DANUBE_AUTHORIZER", "opa:http://user:password@127.0.0.1:8181/")
+    for form in ("json", "text"):
+        printed = run("config", "show", "--output", form).out
+        assert "opa:..." in printed and "password" not in printed
+    monkeypatch.delenv("DANUBE_AUTHORIZER")
     text = run("config", "show", "--config", str(file), "--changed").out
     assert [line.split()[0] for line in text.splitlines()] == [
         "SETTING",

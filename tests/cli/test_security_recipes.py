@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import select
 import shlex
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,7 +24,7 @@ import danube_fast
 from danube_fast.children import module_command
 from danube_fast.security.curve import read_key_file
 from tests.crash.rig import free_port
-from tests.delivery.sign_on_rig import IssuerKey, JwksServer
+from tests.delivery.sign_on_rig import IssuerKey, JwksServer, SignOnServer
 from tests.delivery.test_security import TOPIC, SecuredServer, refused
 from tests.delivery.test_server_key import all_have
 from tests.workers.broker import ROOT, wait_until
@@ -38,9 +41,9 @@ def block(heading: str, language: str = "console", number: int = 0) -> str:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[number]
 
 
-def lines(heading: str) -> list[str]:
-    """What a person types in the first console block of a section."""
-    text = block(heading).replace("\\\n", "")
+def lines(heading: str, number: int = 0) -> list[str]:
+    """What a person types in a console block of a section."""
+    text = block(heading, number=number).replace("\\\n", "")
     return [line[2:] for line in text.splitlines() if line.startswith("$ ")]
 
 
@@ -78,6 +81,9 @@ class Shell:
         if line.startswith("export "):
             for word in shlex.split(line, comments=True)[1:]:
                 name, _, self.environment[name] = word.partition("=")
+            return ""
+        if line.startswith("mv "):
+            subprocess.run(shlex.split(line), cwd=self._folder, check=True, timeout=60)
             return ""
         with self.started(line, stderr=subprocess.PIPE) as process:
             try:
@@ -282,6 +288,85 @@ def test_the_rotation(tmp_path: Path) -> None:
             "danube-fast security server-key show"
         )
         assert read_key_file(server.data_dir / "server.key").public == new
+
+
+OTHERS = "Rotation of other keys"
+
+
+def fails(shell: Shell, line: str) -> str:
+    """What a command says that must be refused."""
+    with pytest.raises(AssertionError, match=re.escape(line)) as caught:
+        shell.run(line)
+    return str(caught.value)
+
+
+def shown_certificate(url: str) -> str:
+    """The fingerprint of the certificate that a port shows to new connections."""
+    parts = urlsplit(url)
+    pem = ssl.get_server_certificate((parts.hostname or "", parts.port or 0), timeout=60)
+    return f"sha256:{hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()}"
+
+
+def test_the_rotation_of_an_api_key_and_of_a_certificate(tmp_path: Path) -> None:
+    with SignOnServer(tmp_path / "data", tmp_path, workers=1) as server:
+        admin = secured(server)
+        with server.come_in("ann") as ann:
+            server.add(ann.admin, "orders", ("producer", TOPIC))
+        first, second = tmp_path / "orders.token", tmp_path / "new.token"
+        admin.run("danube-fast security tokens add orders --to-file orders.token")
+        client = Shell(
+            tmp_path, DANUBE_URL=server.url, DANUBE_SIGN_ON=server.sign_on_url,
+            DANUBE_TLS=server.certificate.fingerprint, DANUBE_TOKEN_FILE=str(first),
+        )  # fmt: skip
+        use = "danube-fast topics list"
+        assert TOPIC in client.run(use)
+        add, change, listing, remove = lines(OTHERS)
+        admin.run(add)
+        assert TOPIC in client.run(use)
+        client.run(change)
+        assert TOPIC in client.run(use)
+        old, new = (path.read_text()[4:20] for path in (first, second))
+        rows = admin.run(listing)
+        assert old in rows and new in rows
+        admin.run(remove.replace("ID", old))
+        assert TOPIC in client.run(use)
+        assert "not accepted" in fails(client, f"DANUBE_TOKEN_FILE={first} {use}")
+
+        make, both, put, one = lines(OTHERS, 2)
+        old = server.certificate.fingerprint
+        new = admin.run(make.replace("broker.example.com", "127.0.0.1")).strip()
+        client.run(both.replace("sha256:OLD", old).replace("sha256:NEW", new))
+        assert TOPIC in client.run(use)
+        admin.run(put)
+        for url in (server.sign_on_url, f"https://127.0.0.1:{server.port + 1}"):
+            wait_until(f"the new certificate at {url}", lambda url=url: shown_certificate(url) == new)  # fmt: skip
+        assert TOPIC in client.run(use)
+        client.run(one.replace("sha256:NEW", new))
+        assert TOPIC in client.run(use)
+        fails(client, f"DANUBE_TLS={old} {use}")
+
+
+def test_the_rotation_of_the_key_of_a_user(tmp_path: Path) -> None:
+    with SecuredServer(tmp_path / "data", tmp_path, workers=1) as server:
+        admin = secured(server)
+        with server.come_in("ann") as ann:
+            server.add(ann.admin, "orders", ("producer", TOPIC))
+        client = Shell(
+            tmp_path, DANUBE_URL=server.url, DANUBE_SERVER_KEY=server.server_key,
+            DANUBE_KEY_FILE=str(tmp_path / "orders.key"),
+        )  # fmt: skip
+        use = "danube-fast topics list"
+        make, add, change, listing, revoke = lines(OTHERS, 1)
+        new = client.run(make).strip()
+        admin.run(add)
+        assert TOPIC in client.run(use)
+        client.run(change)
+        assert TOPIC in client.run(use)
+        old, rows = server.keys["orders"], admin.run(listing)
+        assert f"curve:{old}" in rows and f"curve:{new}" in rows
+        admin.run(revoke.replace("OLD", old))
+        assert TOPIC in client.run(use)
+        assert "not registered" in fails(client, f"DANUBE_KEY_FILE={tmp_path / 'orders.key'} {use}")
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["lost", "leaked"])

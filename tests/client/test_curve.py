@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from zmq.utils import z85
 import danube_fast
 from tests.client import fake_broker
 
-BOUND_SECONDS = 15
-"""Verdicts are due within 3 s; a busy machine may take longer."""
+BOUND_SECONDS = 3.0
+"""A wrong key is told within so long; a busy machine may take longer once."""
 WAIT_SECONDS = 60
 AWAY_NS = 3 * 10**9
 SERVER = zmq.curve_keypair()
@@ -126,14 +126,16 @@ def key_file(folder: Path, pair: tuple[bytes, bytes]) -> Path:
     return path
 
 
-def refused(url: str, text: str, **options: Any) -> float:
-    """Connect, be refused with that text; how many seconds that took."""
-    start = time.monotonic()
-    with pytest.raises(danube_fast.PermissionDenied, match=text):
-        danube_fast.connect(url, timeout=WAIT_SECONDS, **options)
-    seconds = time.monotonic() - start
-    assert seconds < BOUND_SECONDS
-    return seconds
+def refused(url: str, text: str, connect: Callable[..., Any] = danube_fast.connect, **options: Any) -> float:  # fmt: skip
+    """Connect, be refused with that text within the bound, at the second attempt at the latest; how many seconds that took."""
+    took: list[float] = []
+    while not took or (took[-1] >= BOUND_SECONDS and len(took) < 2):
+        start = time.monotonic()
+        with pytest.raises(danube_fast.PermissionDenied, match=text):
+            connect(url, timeout=WAIT_SECONDS, **options)
+        took.append(time.monotonic() - start)
+    assert took[-1] < BOUND_SECONDS, f"a wrong key is told within {BOUND_SECONDS} s: {took}"
+    return took[-1]
 
 
 def fails(client: danube_fast.Client, connection: Any, text: str) -> None:
@@ -176,14 +178,13 @@ def test_a_wrong_server_key(guarded: Any, keys: dict[str, Any]) -> None:
 def test_a_wrong_server_key_of_an_asynchronous_client(guarded: Any, keys: dict[str, Any]) -> None:
     import asyncio
 
-    async def main() -> None:
-        keys["server_key"] = OTHER[0].decode()
-        await danube_fast.connect_async(guarded.url, timeout=WAIT_SECONDS, **keys)
+    async def main(url: str, **options: Any) -> None:
+        await danube_fast.connect_async(url, **options)
 
-    start = time.monotonic()
-    with pytest.raises(danube_fast.PermissionDenied, match="wrong server key"):
-        asyncio.run(main())
-    assert time.monotonic() - start < BOUND_SECONDS
+    keys["server_key"] = OTHER[0].decode()
+    refused(
+        guarded.url, "wrong server key", lambda *url, **options: asyncio.run(main(*url, **options)), **keys,
+    )  # fmt: skip
 
 
 def test_a_key_that_is_not_registered(guarded: Any, guard: Guard, keys: dict[str, Any]) -> None:

@@ -106,7 +106,9 @@ def test_another_service_and_redirects(site: Site, status: int) -> None:
     assert len(site.port.asked) == 1, "a redirect was followed, or asked for again"
 
 
-def test_busy_servers_are_asked_again(site: Site) -> None:
+def test_busy_servers_are_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("SIGN_ON_BACKOFF_NS", "SIGN_ON_BACKOFF_NEEDED_NS_MAX"):
+        monkeypatch.setattr(f"danube_fast.client.sign_on.renewal.{pause}", 50_000_000)
     site.refusals += [
         refusal(503, "Unavailable", "starting", **{"Retry-After": "1"}),
         refusal(429, "ResourceExhausted", "too many"),
@@ -162,8 +164,8 @@ def half(connection: ssl.SSLSocket) -> None:
 @pytest.mark.parametrize(
     ("serve", "words"),
     [
-        (drip, "did not answer a sign-on within 1 s"),
-        (silent, "did not answer a sign-on within 1 s"),
+        (drip, "did not answer a sign-on within 0.5 s"),
+        (silent, "did not answer a sign-on within 0.5 s"),
         (huge, "more than 65536 bytes"),
         (many_headers, "check that sign_on="),
         (garbage, "check that sign_on="),
@@ -175,16 +177,16 @@ def half(connection: ssl.SSLSocket) -> None:
 def test_answers_are_bounded(
     site: Site, serve: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("danube_fast.client.sign_on.exchange.SIGN_ON_SECONDS", 1)
+    monkeypatch.setattr("danube_fast.client.sign_on.exchange.SIGN_ON_SECONDS", 0.5)
     site.port.serve = serve
-    fails(lambda: site.connect(timeout=4), Unavailable, words)
+    fails(lambda: site.connect(timeout=2), Unavailable, words)
 
 
 def test_hosts_that_are_not_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = f"https://127.0.0.1:{taken.getsockname()[1]}"
     fails(
-        lambda: site.connect(sign_on=free, timeout=2), Unavailable, "cannot be reached", "refused"
+        lambda: site.connect(sign_on=free, timeout=1), Unavailable, "cannot be reached", "refused"
     )
     unknown = "https://no-such-host.invalid:1"
 
@@ -192,7 +194,7 @@ def test_hosts_that_are_not_there(site: Site, monkeypatch: pytest.MonkeyPatch) -
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    fails(lambda: site.connect(sign_on=unknown, timeout=2), Unavailable, "no-such-host.invalid", "is unknown")  # fmt: skip
+    fails(lambda: site.connect(sign_on=unknown, timeout=1), Unavailable, "no-such-host.invalid", "is unknown")  # fmt: skip
 
 
 def test_a_port_without_tls(site: Site) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube_fast.checks import shown_value
 from danube_fast.config import Settings, load_settings, split_address
 from danube_fast.errors import InvalidArgument, NotFound
 
@@ -137,6 +138,22 @@ def test_a_wrong_value_is_refused_in_one_sentence(
         load_settings(file=file)
     text = one_sentence(caught)
     assert all(word in text for word in [*words, str(file)]), text
+
+
+@pytest.mark.parametrize("name", ["authenticator", "authorizer"])
+def test_the_text_of_a_component_is_shown_nowhere(tmp_path: Path, name: str) -> None:
+    for value, shown in (
+        ("ldap:ldaps://bind:pass:word@directory", "ldap:..."), ("ldap:", "ldap:..."), ("ldap", "ldap"), ("", ""),
+        (":password", ":..."), (["ldap:password"], "..."), (["ldap", "password"], "..."), ({"ldap": "password"}, "..."),
+    ):  # fmt: skip
+        assert shown_value(name, value) == shown
+    assert shown_value("store", "file:///srv/store") == "file:///srv/store"
+    file = tmp_path / "broker.toml"
+    for toml in ('["ldap:password"]', '["ldap", "password"]', '{ldap = "password"}'):
+        file.write_text(f"{name} = {toml}\n")
+        with pytest.raises(InvalidArgument, match=f"{name} must be a text") as caught:
+            load_settings(file=file)
+        assert "password" not in one_sentence(caught)
 
 
 @pytest.mark.parametrize("text", ["", "two", "2.5", "0x10"])

@@ -32,7 +32,7 @@ from tests.crash.resender import Resender
 from tests.crash.rig import Member, Server, rounds
 
 SEED = int(os.environ.get("DANUBE_CRASH_SEED", "20240917"))
-ROUNDS = rounds(16)
+ROUNDS = rounds(8)
 TRANSPORTS = ("shm", "zmq")
 """Clients take turns."""
 VICTIMS = ("worker", "coordinator", "supervisor", "all")
@@ -233,7 +233,7 @@ def drain(client: Any, topic: str, subscription: str, wanted: int) -> list[tuple
 @pytest.mark.parametrize("log", ["kept", "trimmed"])
 def test_any_process_killed_under_load(tmp_path: Path, log: str) -> None:
     draw = random.Random(f"{SEED} {log}")
-    count = ROUNDS if log == "kept" else max(ROUNDS // 4, 1)
+    count = ROUNDS if log == "kept" else max(ROUNDS // 2, 1)
     victims = [victim for _ in range(0, count, 4) for victim in draw.sample(VICTIMS, 4)][:count]
     history = History("")
     retention = {} if log == "kept" else {"retention_seconds_min": 0}

@@ -240,11 +240,12 @@ def test_renewals_faults_and_a_kill_leave_a_client_in(server: LoginServer) -> No
         ("gone", "which cannot be loaded: ModuleNotFoundError: No module named 'house_logins_gone'"),
         ("leaving:geheim", "which cannot be loaded: SystemExit: ...; repair it"),
         ("nothing:", "gives no object with authenticate(secret, address)"),
+        ("hanging:geheim", "house_logins:hanging of the package house-logins, which has not been made within 6 s"),
     ],
 )  # fmt: skip
 def test_one_that_cannot_be_had_refuses_the_start(tmp_path: Path, text: str, words: str) -> None:
     server = LoginServer(tmp_path)
-    server.changes["authenticator"] = text
+    server.changes |= {"authenticator": text, "worker_start_timeout_ms": 12_000}
     with server._broker() as broker:
         assert broker.process.wait(120) == 1
         said = broker.error_text()

@@ -14,6 +14,7 @@ from tests.security.rules import install, write_rules
 from tests.workers.broker import wait_until
 
 MESSAGES = 1000
+START_MS = 12_000
 
 
 @pytest.fixture
@@ -108,3 +109,21 @@ def test_one_that_cannot_be_had_refuses_the_start(
         assert broker.process.wait(120) == 1
         said = broker.error_text()
     assert words in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("makers", [0, 1, 2])
+def test_one_that_is_never_made_refuses_the_start(tmp_path: Path, rules: Path, makers: int) -> None:
+    """In all processes, or in those that come last; a start that tries for ever would time out here."""
+    server = SecuredServer(
+        tmp_path / "data", tmp_path, authorizer=f"hanging:{rules}#{makers}",
+        packages=str(tmp_path / "packages"), worker_start_timeout_ms=START_MS,
+    )  # fmt: skip
+    with server._broker() as broker:
+        assert broker.process.wait(120) == 1
+        said = broker.error_text()
+    reason = (
+        "the authorizer hanging is house_rules:hanging of the package house-rules, which has not been made within "
+        f"{START_MS / 2000:g} s; repair what it waits for"
+    )
+    assert reason in said and "ended with 1 before it was ready" in said, said
+    assert "Traceback" not in said and str(rules) not in said

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,35 +175,6 @@ def test_a_publish_rate_holds_over_all_topics_and_workers_in_each_second(
         admin.set_namespace_quota("paced", {"namespace_publish_messages_per_second": rate // 2})
         check("half", measure(5), rate // 2, 1.1)
     assert not publishers.errors
-
-
-def test_a_dispatch_rate_holds_over_all_subscriptions(
-    client: danube_fast.Client, server: Server
-) -> None:
-    admin, rate, count = client.admin, 1000, 3000
-    admin.create_namespace("dripping")
-    topics = [f"/dripping/t{number}" for number in range(4)]
-    for topic in topics:
-        admin.create_topic(topic, durability="os")
-        with client.producer(topic, batch_bytes_max=FRAME_BYTES) as producer:
-            producer.send_many([PAYLOAD] * count)
-    admin.set_namespace_quota("dripping", {"namespace_dispatch_messages_per_second": rate})
-    assert workers_of(client, topics) == {0, 1}
-    samples: list[Sample] = []
-    options: dict[str, Any] = {"initial_position": "earliest"}
-    with ExitStack() as stack:
-        consumers = [
-            stack.enter_context(client.consumer(topic, subscription="s", **options))
-            for topic in topics[:3]
-        ]
-        consumers.append(stack.enter_context(client.reader(topics[3], stop=None)))
-        total, begun = 0, time.monotonic()
-        while time.monotonic() < begun + 5:
-            for consumer in consumers:
-                total += len(consumer.receive_batch(count, timeout=0.02))
-            samples.append(Sample(time.monotonic(), time.monotonic(), total))
-    assert total <= rate * (samples[-1].before - begun + 0.1)
-    check("dispatch", samples, rate, 1.4)  # what came late counts where it was taken
 
 
 # ---------------------------------------------------------------- storage

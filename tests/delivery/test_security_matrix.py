@@ -170,6 +170,40 @@ def test_a_session_is_resumed_by_its_own_user_only(shop: Shop, worker: bool) -> 
     assert mine[7] and mine[2] == pia.session, "the owner resumes it"
 
 
+@pytest.mark.parametrize("worker", [False, True], ids=["coordinator", "worker"])
+def test_a_revoked_key_resumes_no_session_when_it_is_registered_again(
+    shop: Shop, worker: bool
+) -> None:
+    """Neither where it was open, nor by another connection; what it had open is gone with it."""
+    user, place = "rex-worker" if worker else "rex-coordinator", shop.topic[0]
+    with shop.server.come_in("ann") as ann:
+        shop.server.add(ann.admin, user, ("producer", TOPIC))
+        port = place.port if worker else 0
+        rex = shop.raw(user, port)
+        opened = rex.open_producer(place.partition_id, user) if worker else {}
+        before = rex.hello(user, {}, "", 0, rex.session, rex.token)
+        assert before[7] and before[2] == rex.session, "it is not resumed before"
+        credential = f"curve:{shop.server.keys[user]}"
+        ann.admin.delete_security("credential", credential)
+        wait_until("the end of the session", lambda: rex.ask(PING)[0] == ERROR, 20)
+        assert code_of(rex.ask(HELLO, 1, user, {}, "", 0, rex.session, rex.token)) == PermissionDenied.code  # fmt: skip
+        ann.admin.set_credential(credential, user)
+    again = (1, user, {}, "", 0, rex.session, rex.token)
+    welcomes: list[Any] = []
+
+    def is_back() -> bool:
+        welcomes.append(rex.ask(HELLO, *again))
+        return bool(welcomes[-1][0] == WELCOME)
+
+    wait_until("a session of the key", is_back, 20)
+    welcomes.append(shop.raw(user, port).hello(*again[1:]))
+    for welcome in welcomes[-2:]:
+        assert not welcome[7] and welcome[2] != rex.session and welcome[3] != rex.token
+    assert rex.ask(PING)[0] == PONG
+    if worker:
+        assert rex.publish((place.partition_id, rex.frame(opened, 0, [b"late"])))[0] == FENCED
+
+
 def test_only_who_has_opened_a_producer_publishes_by_it(shop: Shop) -> None:
     place = shop.topic[0]
     pia, eve, pete = (shop.raw(user, place.port) for user in ("pia", "eve", "pete"))

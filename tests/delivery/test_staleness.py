@@ -1,12 +1,13 @@
-"""How soon a worker feels that rights have changed: while it is busy, stopped, restarted, or the coordinator is dead.
+"""How soon all workers feel that rights have changed: while they are busy, stopped, restarted, or the coordinator is dead.
 
-The figures are printed (`pytest -s`). The promise is 2 s for rights and 5 s for keys that end or are revoked; a machine that
-other work keeps busy may take longer before the test fails, not before the figure says so.
+The figures are printed (`pytest -s`). The promise is 2 s for rights and 5 s for keys that end or are revoked, at each worker,
+for what is published and what is consumed; a machine that other work keeps busy may miss it once, and is measured again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -23,17 +24,21 @@ from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
 from tests.delivery.test_security import SecuredServer
 from tests.delivery.test_security_matrix import ERROR, OPEN_PRODUCER, RESULT, KeyedWire
 from tests.delivery.test_security_matrix import KeyedClient as Raw
-from tests.workers.broker import ROOT, wait_until
+from tests.workers.broker import ROOT, is_running, wait_until
 
-TOPIC = "/shop/orders"
+SCOPE = "/shop/*"
+TOPICS_MAX = 16
+"""So many topics are made until each worker has one."""
 RIGHTS_SECONDS, KEYS_SECONDS = 2.0, 5.0
-SLACK = 3
-"""So many times the promise fails the test: two cores run brokers, clients and other tests."""
+ATTEMPTS = 2
+WAIT_SECONDS = 60.0
 STOP_SECONDS = 4.0
 """Far below the time after which the supervisor kills a process that does not beat."""
+EXPIRES_SECONDS = 2
 BUSY_MIN = 0.3
 """Share of the time in which the loop of a busy worker runs, or waits for a core."""
-PUBLISHERS = 3
+PUBLISHERS = 2
+"""Of each worker."""
 _PUBLISHER = """
 import sys, danube_fast
 url, key, path, topic = sys.argv[1:]
@@ -44,30 +49,41 @@ with danube_fast.connect(url, server_key=key, key_file=path, transport="tcp") as
     while True:
         producer.send_many(payloads)
 """
+_NUMBERS = itertools.count()
 
 
 class Stage:
-    """A secured broker with one topic on one worker, and pia, who publishes and consumes there."""
+    """A secured broker with a topic on each of two workers, and pia, who publishes and consumes there."""
 
     def __init__(self, server: SecuredServer, ann: Any) -> None:
         self.server, self.ann = server, ann
         ann.admin.create_namespace("shop")
-        ann.admin.create_topic(TOPIC, dispatch="non_reliable")
-        server.add(ann.admin, "pia", ("producer", TOPIC), ("consumer", TOPIC))
-        server.add(ann.admin, "load", ("producer", TOPIC))
-        self.worker_index = int(ann.admin.describe_topic(TOPIC)["placement"][0]["worker"])
+        server.add(ann.admin, "pia", ("producer", SCOPE), ("consumer", SCOPE))
+        server.add(ann.admin, "load", ("producer", SCOPE))
+        found: dict[int, str] = {}
+        for number in range(TOPICS_MAX):
+            topic = f"/shop/t{number}"
+            ann.admin.create_topic(topic, dispatch="non_reliable")
+            found.setdefault(int(self.place(topic)["worker"]), topic)
+            if len(found) == 2:
+                break
+        self.topics = [found[worker] for worker in (0, 1)]
+        """One of each worker, in their order."""
+
+    def place(self, topic: str) -> dict[str, Any]:
+        """Where the one partition of a topic is."""
+        (place,) = self.ann.admin.describe_topic(topic)["placement"]
+        return dict(place)
 
     @property
-    def worker_pid(self) -> int:
-        """Process of the topic's worker, as it is now."""
-        rows = self.ann.admin.cluster_status()["processes"]
-        (row,) = [each for each in rows if each["process"] == f"worker-{self.worker_index}"]
-        return int(row["pid"])
+    def pids(self) -> list[int]:
+        """Processes of the coordinator and of the workers, as they are now."""
+        rows = {row["process"]: row["pid"] for row in self.ann.admin.cluster_status()["processes"]}
+        return [int(rows[name]) for name in ("coordinator", "worker-0", "worker-1")]
 
-    @property
-    def coordinator_pid(self) -> int:
-        """Process of the coordinator, as it is now."""
-        return int(self.ann.admin.cluster_status()["processes"][0]["pid"])
+    def port_of(self, worker: int) -> int:
+        """Port of a worker."""
+        return self.server.port + 2 + worker
 
     def revoke(self) -> None:
         """Take pia's rights away."""
@@ -76,8 +92,16 @@ class Stage:
 
     def grant(self) -> None:
         """Give them back."""
-        self.ann.admin.set_binding("pia-0", "user:pia", "producer", TOPIC)
-        self.ann.admin.set_binding("pia-1", "user:pia", "consumer", TOPIC)
+        self.ann.admin.set_binding("pia-0", "user:pia", "producer", SCOPE)
+        self.ann.admin.set_binding("pia-1", "user:pia", "consumer", SCOPE)
+
+    def is_up(self, *gone: int) -> bool:
+        """Whether all processes are there, and none of those."""
+        try:
+            pids = self.pids
+        except (DanubeError, KeyError):
+            return False
+        return all(map(is_running, pids)) and not set(gone) & set(pids)
 
 
 @pytest.fixture(scope="module")
@@ -90,73 +114,108 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Watcher:
-    """A client of pia that publishes and consumes, and notes when it was refused first."""
+    """A client of a user that publishes to each worker and consumes there, and notes when each was refused first."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.client = stage.server.come_in("pia")
-        self.producer = self.client.producer(TOPIC)
-        self.producer.publish(b"in")
-        self.consumer = self.client.consumer(TOPIC, subscription="s", initial_position="latest")
+    def __init__(self, stage: Stage, user: str) -> None:
         self.refused: dict[str, float] = {}
         self.last_taken = 0.0
         self._ends = threading.Event()
-        calls = (("publish", self._publish), ("consume", self._consume))
-        self._threads = [threading.Thread(target=self._run, args=each, daemon=True) for each in calls]  # fmt: skip
+        self._threads: list[threading.Thread] = []
+        with contextlib.ExitStack() as undo:
+            client = undo.enter_context(stage.server.come_in(user, timeout=5.0))
+            for worker, topic in enumerate(stage.topics):
+                producer = client.producer(topic)
+                producer.publish(b"in")
+                consumer = client.consumer(topic, subscription="s", initial_position="latest")
+                self._begin(f"publish to {worker}", self._publish, producer)
+                self._begin(f"consume from {worker}", self._consume, consumer)
+            self._open = undo.pop_all()
         for thread in self._threads:
             thread.start()
 
-    def _publish(self) -> None:
-        self.producer.publish(b"more")
-        self.last_taken = time.monotonic()
+    def _begin(self, name: str, call: Callable[[Any], None], handle: Any) -> None:
+        self._threads.append(threading.Thread(target=self._run, args=(name, call, handle), daemon=True))  # fmt: skip
 
-    def _consume(self) -> None:
-        self.consumer.receive_batch(timeout=0.05)
+    def _publish(self, producer: Any) -> None:
+        producer.publish(b"more")
+        self.last_taken = max(self.last_taken, time.monotonic())
 
-    def _run(self, name: str, call: Callable[[], None]) -> None:
+    def _consume(self, consumer: Any) -> None:
+        consumer.receive_batch(timeout=0.05)
+
+    def _run(self, name: str, call: Callable[[Any], None], handle: Any) -> None:
         while not self._ends.is_set():
             try:
-                call()
+                call(handle)
             except PermissionDenied:
                 self.refused[name] = time.monotonic()
                 return
             except DanubeError:  # the worker is away
                 time.sleep(0.005)
 
-    def seconds_from(self, began: float, bound: float) -> float:
-        """How long until both were refused, and the last publish was taken before that."""
-        wait_until("the refusal of both", lambda: len(self.refused) == 2, SLACK * bound + 30)
+    def wait(self) -> None:
+        """Wait until all is refused."""
+        count = len(self._threads)
+        try:
+            wait_until("the refusal of all", lambda: len(self.refused) == count, WAIT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; refused were {sorted(self.refused)}") from error
+
+    def seconds_from(self, began: float) -> float:
+        """How long until all was refused, and the last publish was taken before that."""
+        self.wait()
         return max(*self.refused.values(), self.last_taken) - began
+
+    def late(self, due: float) -> float:
+        """How long behind `due` the last publish was taken; all was refused at last."""
+        self.wait()
+        return max(0.0, self.last_taken - due)
 
     def close(self) -> None:
         """End it."""
         self._ends.set()
         for thread in self._threads:
             thread.join(30)
-        self.client.close()
+        self._open.close()
 
 
-@pytest.fixture
-def watcher(stage: Stage) -> Iterator[Watcher]:
-    stage.grant()
+@contextlib.contextmanager
+def watching(stage: Stage, user: str) -> Iterator[Watcher]:
+    """A watcher, as soon as the user's rights have arrived."""
     made: list[Watcher] = []
 
     def is_made() -> bool:
         try:
-            made.append(Watcher(stage))
-        except DanubeError:  # the rights have not arrived
+            made.append(Watcher(stage, user))
+        except DanubeError:
             return False
         return True
 
-    wait_until("a client that publishes and consumes", is_made)
-    yield made[0]
-    made[0].close()
+    wait_until("a client that publishes and consumes", is_made, WAIT_SECONDS)
+    try:
+        yield made[0]
+    finally:
+        made[0].close()
 
 
-def report(what: str, seconds: float, bound: float) -> None:
-    """Print a figure, and fail if it is far above what is promised."""
-    verdict = "" if seconds <= bound else f" (more than the {bound:g} s that are promised)"
-    print(f"\nrights: {what}: felt after {seconds:.3f} s{verdict}")
-    assert seconds < SLACK * bound, f"{what}: {seconds:.3f} s"
+def promised(what: str, bound: float, measure: Callable[[], float]) -> None:
+    """Measure in how many seconds it is felt, again if the first time is above the promise, and fail if both are."""
+    took: list[float] = []
+    while not took or (took[-1] > bound and len(took) < ATTEMPTS):
+        took.append(measure())
+        print(f"\nrights: {what}: felt after {took[-1]:.3f} s of {bound:g} that are promised")
+    assert took[-1] <= bound, f"{what}: felt after {took} s, promised are {bound:g} s"
+
+
+def of_rights(stage: Stage, what: str, change: Callable[[Watcher], float]) -> None:
+    """Hold what is promised of pia's rights; `change` takes them away and measures."""
+
+    def measure() -> float:
+        stage.grant()
+        with watching(stage, "pia") as watcher:
+            return change(watcher)
+
+    promised(what, RIGHTS_SECONDS, measure)
 
 
 def loop_seconds(pid: int) -> float:
@@ -167,18 +226,26 @@ def loop_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def load_on(stage: Stage) -> Iterator[None]:
-    """Processes that publish as fast as they can."""
+    """Processes that publish to each worker as fast as they can, whose loops are busy then."""
     server = stage.server
-    arguments = (server.url, server.server_key, str(server.folder / "load.key"), TOPIC)
+    arguments = (server.url, server.server_key, str(server.folder / "load.key"))
     command = [sys.executable, "-c", _PUBLISHER, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        for _ in range(PUBLISHERS)
+        subprocess.Popen([*command, topic], stdout=subprocess.PIPE, env=environment)
+        for topic in stage.topics * PUBLISHERS
     ]
     try:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        pids = stage.pids[1:]
+        used, began = [loop_seconds(pid) for pid in pids], time.monotonic()
+        wait_until("a second under load", lambda: time.monotonic() - began > 1)
+        seconds = time.monotonic() - began
+        for pid, before in zip(pids, used, strict=True):
+            busy = (loop_seconds(pid) - before) / seconds
+            print(f"\nrights: the loop of a worker is busy for {busy:.0%} of the time")
+            assert busy > BUSY_MIN, f"a worker's loop was busy for {busy:.0%} of the time"
         yield
     finally:
         for process in processes:
@@ -186,45 +253,67 @@ def load_on(stage: Stage) -> Iterator[None]:
             process.communicate(timeout=30)
 
 
-def test_idle(stage: Stage, watcher: Watcher) -> None:
-    stage.revoke()
-    report("a worker with one client", watcher.seconds_from(time.monotonic(), 2), RIGHTS_SECONDS)
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """Hold processes with SIGSTOP."""
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            stack.callback(_go_on, pid)
+        yield
 
 
-def test_busy_in_its_loop(stage: Stage, watcher: Watcher) -> None:
-    pid = stage.worker_pid
-    with load_on(stage):
-        used, began = loop_seconds(pid), time.monotonic()
-        wait_until("a second under load", lambda: time.monotonic() - began > 1)
-        busy = (loop_seconds(pid) - used) / (time.monotonic() - began)
-        stage.revoke()
-        seconds = watcher.seconds_from(time.monotonic(), RIGHTS_SECONDS)
-    assert busy > BUSY_MIN, f"the loop was busy for {busy:.0%} of the time"
-    report(f"a worker whose loop is busy for {busy:.0%} of the time", seconds, RIGHTS_SECONDS)
-
-
-def test_stopped_and_continued(stage: Stage, watcher: Watcher) -> None:
-    pid = stage.worker_pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        stage.revoke()
-        stopped = time.monotonic()
-        wait_until("the end of the stop", lambda: time.monotonic() - stopped > STOP_SECONDS)
-    finally:
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-    continued = time.monotonic()
-    seconds = watcher.seconds_from(continued, RIGHTS_SECONDS)
-    report("a worker that was stopped, from its SIGCONT on", seconds, RIGHTS_SECONDS)
-    assert stage.worker_pid == pid, "it was restarted, not continued"
+
+
+def pause(seconds: float, since: float | None = None) -> None:
+    """Wait until so many seconds have gone by."""
+    began = time.monotonic() if since is None else since
+    wait_until(f"{seconds} s", lambda: time.monotonic() - began >= seconds, seconds + WAIT_SECONDS)
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_idle(stage: Stage) -> None:
+    def change(watcher: Watcher) -> float:
+        stage.revoke()
+        return watcher.seconds_from(time.monotonic())
+
+    of_rights(stage, "workers with one client", change)
+
+
+def test_busy_in_their_loops(stage: Stage) -> None:
+    def change(watcher: Watcher) -> float:
+        with load_on(stage):
+            stage.revoke()
+            return watcher.seconds_from(time.monotonic())
+
+    of_rights(stage, "busy workers", change)
+
+
+def test_stopped_and_continued(stage: Stage) -> None:
+    def change(watcher: Watcher) -> float:
+        pids = stage.pids
+        with stopped(pids[1:]):
+            stage.revoke()
+            pause(STOP_SECONDS)
+        seconds = watcher.seconds_from(time.monotonic())
+        assert stage.pids == pids, "they were restarted, not continued"
+        return seconds
+
+    of_rights(stage, "workers that were stopped, from their SIGCONT on", change)
 
 
 def test_a_worker_that_was_stopped_opens_nothing_before_it_has_heard(stage: Stage) -> None:
     """Its coordinator is stopped when it goes on: so it hears nothing, and knows the old rights only."""
     stage.grant()
-    place = stage.ann.admin.describe_topic(TOPIC)["placement"][0]["partition_id"]
-    pid, coordinator = stage.worker_pid, stage.coordinator_pid
+    place = stage.place(stage.topics[0])["partition_id"]
+    coordinator, pid, _ = stage.pids
     shop: Any = stage
-    wire = KeyedWire(shop, worker_port(stage), "pia")
+    wire = KeyedWire(shop, stage.port_of(0), "pia")
     try:
         raw = Raw(wire)  # type: ignore[arg-type]
         assert raw.ask(OPEN_PRODUCER, place, "before")[0] == RESULT
@@ -254,91 +343,74 @@ def test_a_worker_that_was_stopped_opens_nothing_before_it_has_heard(stage: Stag
         wire.close()
 
 
-def worker_port(stage: Stage) -> int:
-    """Port of the topic's worker."""
-    return stage.server.port + 2 + stage.worker_index
+def test_restarted_meanwhile(stage: Stage) -> None:
+    def change(watcher: Watcher) -> float:
+        _, *workers = stage.pids
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        stage.revoke()
+        late = watcher.late(time.monotonic())
+        assert late == 0.0, "a worker served a client before it knew all records"
+        wait_until("new workers", lambda: stage.is_up(*workers), WAIT_SECONDS)
+        return late
+
+    of_rights(stage, "workers that were killed before the change, the last publish", change)
 
 
-def test_restarted_meanwhile(stage: Stage, watcher: Watcher) -> None:
-    pid = stage.worker_pid
-    os.kill(pid, signal.SIGKILL)
-    stage.revoke()
-    revoked = time.monotonic()
-    wait_until("the refusal of both", lambda: len(watcher.refused) == 2)
-    taken_late = max(0.0, watcher.last_taken - revoked)
-    report("a worker that was killed before the change: last publish taken", taken_late, RIGHTS_SECONDS)  # fmt: skip
-    assert taken_late == 0.0, "a worker served a client before it knew all records"
-    wait_until("the new worker", lambda: stage.worker_pid != pid)
+def test_the_coordinator_dead(stage: Stage) -> None:
+    def change(watcher: Watcher) -> float:
+        coordinator = stage.pids[0]
+        stage.revoke()
+        os.kill(coordinator, signal.SIGKILL)
+        seconds = watcher.seconds_from(time.monotonic())
+        wait_until("a new coordinator", lambda: stage.is_up(coordinator), WAIT_SECONDS)
+        return seconds
+
+    of_rights(stage, "the coordinator killed behind the change", change)
 
 
-def test_the_coordinator_dead(stage: Stage, watcher: Watcher) -> None:
-    coordinator = stage.coordinator_pid
-    stage.revoke()
-    os.kill(coordinator, signal.SIGKILL)
-    began = time.monotonic()
-    seconds = watcher.seconds_from(began, RIGHTS_SECONDS)
-    taken = max(0.0, watcher.last_taken - began)
-    print(f"\nrights: the last publish was taken {taken:.3f} s behind the coordinator's end")
-    report("the coordinator killed behind the change", seconds, RIGHTS_SECONDS)
-    wait_until("the new coordinator", lambda: is_back(stage, coordinator))
-
-
-def is_back(stage: Stage, pid: int) -> bool:
-    """Whether there is another coordinator."""
-    try:
-        return stage.coordinator_pid != pid
-    except DanubeError:
-        return False
+# ---------------------------------------------------------------- keys
 
 
 @pytest.mark.parametrize("how", ["expired", "revoked"])
-@pytest.mark.parametrize("state", ["idle", "busy", "stopped", "coordinator dead"])
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped", "restarted", "coordinator dead"])
 def test_a_key_that_ends(stage: Stage, how: str, state: str) -> None:
     """The session ends, wherever its worker is then; an expired key ends without the coordinator's word."""
-    if (how, state) == ("revoked", "coordinator dead"):
-        state = "coordinator killed behind the change"
-    server, ann, user = stage.server, stage.ann, f"kay-{how}-{state.replace(' ', '-')}"
-    server.add(ann.admin, user, ("producer", TOPIC))
-    credential = f"curve:{server.keys[user]}"
-    client = server.come_in(user, timeout=5.0)
-    producer = client.producer(TOPIC)
-    producer.publish(b"in")
-    worker, coordinator = stage.worker_pid, stage.coordinator_pid
 
-    def is_out() -> bool:
-        try:
-            producer.publish(b"more")
-        except PermissionDenied:
-            return True
-        except DanubeError:
-            return False
-        return False
+    def measure() -> float:
+        user = f"kay-{next(_NUMBERS)}"
+        stage.server.add(stage.ann.admin, user, ("producer", SCOPE), ("consumer", SCOPE))
+        with watching(stage, user) as watcher, contextlib.ExitStack() as stack:
+            if state == "busy":
+                stack.enter_context(load_on(stage))
+            seconds = end(stage, user, how, state, watcher)
+        wait_until("all processes", lambda: stage.is_up(), WAIT_SECONDS)
+        stage.ann.admin.delete_security("principal", user)
+        return seconds
 
-    with contextlib.ExitStack() as stack:
-        if state == "busy":
-            stack.enter_context(load_on(stage))
-        if how == "expired":
-            ann.admin.set_credential(credential, user, expires_seconds=2)
-            due = time.monotonic() + 2
-        if state == "stopped":
-            os.kill(worker, signal.SIGSTOP)
-            stack.callback(os.kill, worker, signal.SIGCONT)
-        if state == "coordinator dead":
-            os.kill(coordinator, signal.SIGSTOP)
-            stack.callback(os.kill, coordinator, signal.SIGCONT)
+    promised(f"a key that is {how}, {state}", KEYS_SECONDS, measure)
+
+
+def end(stage: Stage, user: str, how: str, state: str, watcher: Watcher) -> float:
+    """Let the key of a user end, while the processes are in that state; in how many seconds that is felt."""
+    admin, credential = stage.ann.admin, f"curve:{stage.server.keys[user]}"
+    coordinator, *workers = stage.pids
+    if how == "expired":
+        admin.set_credential(credential, user, expires_seconds=EXPIRES_SECONDS)
+        due = time.monotonic() + EXPIRES_SECONDS
+    if state == "restarted":
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+    with stopped(workers if state == "stopped" else []):
         if how == "revoked":
-            ann.admin.delete_security("credential", credential)
+            admin.delete_security("credential", credential)
             due = time.monotonic()
-        if state == "coordinator killed behind the change":
-            os.kill(coordinator, signal.SIGKILL)
         if state == "stopped":
-            wait_until("the end of the stop", lambda: time.monotonic() - due > 1)
-            os.kill(worker, signal.SIGCONT)
+            pause(1, due)
             due = time.monotonic()
-        wait_until("the end of the session", is_out, SLACK * KEYS_SECONDS + 30)
-        seconds = time.monotonic() - due
-    client.close()
-    report(f"a key that is {how}, {state}", seconds, KEYS_SECONDS)
-    if "dead" in state or "killed" in state:
-        wait_until("a coordinator", lambda: is_back(stage, 0))
-    ann.admin.delete_security("principal", user)
+    if state == "restarted":  # a client that comes back is refused when it has tried for a while
+        return watcher.late(due)
+    if state == "coordinator dead" and how == "revoked":
+        os.kill(coordinator, signal.SIGKILL)
+    with stopped([coordinator] if (state, how) == ("coordinator dead", "expired") else []):
+        return watcher.seconds_from(due)

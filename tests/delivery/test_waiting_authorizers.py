@@ -127,10 +127,12 @@ def test_who_is_asked_about_waits_and_others_do_not(stage: Stage) -> None:
     pia = stage.raw("pia", port)
     with stage.server.come_in("ann") as ann:
         stage.change(ann.admin, "hang pia")
-    open_first = pia.post(OPEN_PRODUCER, partition, "first")
-    subscribe = pia.post(SUBSCRIBE, 1, 1, partition, "s", "exclusive")
+    open_first = pia.post(OPEN_PRODUCER, partition, "first", TOPIC)
+    subscribe = pia.post(
+        SUBSCRIBE, 1, 1, partition, "s", "exclusive", "latest", "", {"topic": TOPIC}
+    )
     wait_until("a question", lambda: stage.is_asked("pia produce /shop/orders"), WAIT_SECONDS)
-    flood = [pia.post(OPEN_PRODUCER, partition, f"p{number}") for number in range(FLOOD)]
+    flood = [pia.post(OPEN_PRODUCER, partition, f"p{number}", TOPIC) for number in range(FLOOD)]
     assert pia.ask(PING)[0] == PONG, "a command that needs no right overtakes them"
     late = stage.open_late("pia")
     wait_until("a question", lambda: stage.is_asked("pia lookup /shop/orders"), WAIT_SECONDS)
@@ -149,7 +151,7 @@ def test_who_is_asked_about_waits_and_others_do_not(stage: Stage) -> None:
         assert reply[0] == RESULT or reply[2] == Unavailable.code, reply
 
     def opens() -> bool:
-        reply = pia.ask(OPEN_PRODUCER, partition, "last")
+        reply = pia.ask(OPEN_PRODUCER, partition, "last", TOPIC)
         assert reply[0] == RESULT or reply[2] == Unavailable.code, reply
         return bool(reply[0] == RESULT)
 

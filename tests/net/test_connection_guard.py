@@ -209,6 +209,47 @@ def test_a_session_is_asked_for_a_whole_message_before_it_is_cut(
     wait_for(lambda: rig.cuts(Reason.ENDLESS) == 1, "the count of cuts")
 
 
+def test_a_sender_without_a_name_of_the_brokers_is_cut(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(stranger_ms=60_000)
+    rig.server.proves = True  # its connections were named by no ZapThread
+    peer = rig.peer()
+    peer.socket.sendall(peer.message(msgpack.packb([1, 1, 1, "peer"]), more=False))
+    wait_for(lambda: rig.take() or rig.cuts(Reason.NAME), "the cut")
+    assert has_ended(peer) and rig.cuts(Reason.NAME) == 1
+
+
+def test_a_session_that_is_to_end_is_cut_and_no_other(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    (ended, name), (other, _) = rig.session(), rig.session()
+    rig.guard.end(name)
+    wait_for(lambda: rig.cuts(Reason.RIGHTS), "the cut")
+    assert has_ended(ended) and still_open(other) and rig.cuts(Reason.RIGHTS) == 1
+
+
+@pytest.mark.parametrize("is_ipc", [False, True])
+def test_what_is_queued_for_a_session_is_dropped(rigs: Callable[..., Rig], is_ipc: bool) -> None:
+    rig = rigs()
+    where = rig.ipc.removeprefix("ipc://@") if is_ipc else rig.port
+    (reads, quick), (waits, slow), (_, marker) = (
+        rig.session(where), rig.session(where), rig.session(where),
+    )  # fmt: skip
+    part = bytes(1 << 20)
+    for _ in range(64):
+        rig.server.send(slow, [part])
+    rig.server.send(quick, [b"x"])
+    assert reads.socket.recv(100).endswith(b"x"), "the message did not come"
+    rig.guard.end(quick, if_untaken=True)
+    rig.guard.end(slow, if_untaken=True)
+    wait_for(lambda: rig.cuts(Reason.RIGHTS), "the cut")
+    rig.guard.end(marker)
+    wait_for(lambda: rig.cuts(Reason.RIGHTS) == 2, "a look behind that one")
+    assert still_open(reads)
+    received = 0
+    while data := waits.socket.recv(1 << 20):
+        received += len(data)
+    assert received < 32 << 20, f"{received} of {64 << 20} bytes came behind the end"
+
+
 def test_the_oldest_who_say_nothing_go_first(
     rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,9 +75,15 @@ def asked(context: zmq.Context[Any]) -> Iterator[Asked]:
 
 
 def test_who_is_admitted_gets_the_proof_as_its_user_id(asked: Asked) -> None:
-    assert asked.ask(*CURVE) == [b"1.0", b"7", b"200", b"OK", PROOF.encode(), b""]
-    assert asked.ask(*NULL) == [b"1.0", b"7", b"200", b"OK", b"uid:1000", b""]
+    *of_key, first = asked.ask(*CURVE)
+    *of_user, second = asked.ask(*NULL)
+    assert of_key == [b"1.0", b"7", b"200", b"OK", PROOF.encode()]
+    assert of_user == [b"1.0", b"7", b"200", b"OK", b"uid:1000"]
     assert asked.proofs == [PROOF, "uid:1000"]
+    for number, named in enumerate((first, second)):
+        assert named[:14] == b"\x08Identity\0\0\0\x08\0" and len(named) == 21
+        assert int.from_bytes(named[-2:]) == number
+    assert first[14:19] != second[14:19]
 
 
 def test_who_is_not_admitted_gets_400(asked: Asked) -> None:

@@ -47,7 +47,7 @@ def test_sixty_seconds_of_two_workers_give_sixty_seconds_worth(
     while now < end:
         worker = draw.choice(workers)
         if worker.wait_ns(now) == 0:
-            count = worker.room(now)
+            count = worker.room(now, 100)
             worker.take(now, count, 0)
             taken += count
         now += draw.randrange(1_000_000, 100_000_000)
@@ -56,14 +56,26 @@ def test_sixty_seconds_of_two_workers_give_sixty_seconds_worth(
 
 def test_what_is_owed_is_waited_for(table: BucketTable) -> None:
     bucket = Bucket(table.address(1), 0, 1000)
-    assert bucket.room(SECOND) > 1 << 20, "bytes alone are limited"
     bucket.take(SECOND, 1, 5000)
     assert bucket.wait_ns(SECOND) == 5 * SECOND - BURST_NS
     assert bucket.wait_ns(6 * SECOND) == 0
+
+
+def test_no_more_bytes_go_at_once_than_the_burst_has(table: BucketTable) -> None:
+    bucket = Bucket(table.address(1), 0, 100_000)
+    burst = 100_000 * BURST_NS // SECOND
+    assert bucket.room(SECOND, 10) == burst // 10
+    assert bucket.room(SECOND, 0) == burst
+    bucket.take(SECOND, 1, burst - 100)
+    assert bucket.room(SECOND, 10) == 10
+    assert bucket.room(SECOND, 1000) == 1, "a message that is more goes alone"
+    both = Bucket(table.address(2), 100, 100_000)
+    assert both.room(SECOND, 10) == 100 * BURST_NS // SECOND
+    assert both.room(SECOND, 10_000) == 2
 
 
 def test_idleness_is_not_saved_up(table: BucketTable) -> None:
     bucket = Bucket(table.address(1), 100, 0)
     bucket.take(SECOND, 1, 0)
     later = 1000 * SECOND
-    assert bucket.room(later) == 100 * BURST_NS // SECOND
+    assert bucket.room(later, 1 << 20) == 100 * BURST_NS // SECOND

@@ -19,6 +19,7 @@ from danube_fast.ring import handover
 from danube_fast.ring.duplex import PARTS_MAX, Duplex, duplex_bytes
 from danube_fast.ring.duplex_kernel import ring_peer, signal_peer
 from danube_fast.ring.handover import Refused, RingServer, dial, take
+from danube_fast.ring.layout import RING_HEADER_BYTES
 
 RING_BYTES = 1 << 14
 MESSAGE_BYTES_MAX = 1 << 20
@@ -60,8 +61,8 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    made = House(**getattr(request, "param", {}))
     yield made
     for client in made.clients:
         client.close()
@@ -113,6 +114,27 @@ def test_messages_of_any_shape_arrive_whole_and_in_order(house: House) -> None:
 
     until("the rest", lambda: collect() or (len(came) == len(up) and len(went) == len(down)))
     assert came == up and went == down
+
+
+@pytest.mark.parametrize("house", [{"ring_bytes": 1 << 16}], indirect=True)
+@pytest.mark.parametrize("size", [100, 20_000, 200_000])
+def test_what_was_received_stays_whatever_its_sender_writes_then(house: House, size: int) -> None:
+    """A small record, a large one, and one in slices: what is checked and kept lies in no ring."""
+    client = house.enter()
+    data = memoryview(client._out._view)[RING_HEADER_BYTES:]
+    sent = [[b"head %d" % number, bytes([number]) * size] for number in range(1, 4)]
+    came: list[list[Any]] = []
+
+    def collect() -> bool:
+        client.flush()
+        came.extend(parts for _, parts in house.hear())
+        return False
+
+    for number, message in enumerate(sent, 1):
+        until("room", lambda m=message: client.send(m) or collect())
+        until("the message", lambda n=number: collect() or len(came) == n)
+        data[:] = b"\xff" * len(data)
+    assert came == sent
 
 
 def test_parts_may_be_any_buffer_of_bytes(house: House) -> None:

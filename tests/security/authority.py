@@ -102,10 +102,10 @@ class Authority:
 
     def crl(
         self, *, hours: float = 24, begin_days: float = 30, signer: Authority | None = None,
-        extension: x509.ExtensionType | None = None,
+        extension: x509.ExtensionType | None = None, number: int | None = None,
     ) -> bytes:  # fmt: skip
         """The list of what was revoked, in PEM, good for so long; `signer`: whose key signs it in this one's name;
-        `extension`: a critical one."""
+        `extension`: a critical one; `number`: the CRL number."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -114,6 +114,8 @@ class Authority:
         )
         if extension is not None:
             builder = builder.add_extension(extension, True)
+        if number is not None:
+            builder = builder.add_extension(x509.CRLNumber(number), False)
         for each in self.revoked:
             builder = builder.add_revoked_certificate(
                 x509.RevokedCertificateBuilder()

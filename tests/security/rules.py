@@ -69,6 +69,18 @@ def nothing(argument):
     return argument
 
 
+def hanging(argument):
+    """In all processes, or in all but so many: each that is not to hang puts a file there."""
+    path, _, count = argument.partition("#")
+    for number in range(int(count or 0)):
+        try:
+            open(f"{path}.{number}", "x").close()
+        except FileExistsError:
+            continue
+        return Rules(path)
+    threading.Event().wait()
+
+
 class Later:
     def __init__(self, argument):
         pass
@@ -93,6 +105,7 @@ bad = house_rules:Bad
 broken = house_rules:broken
 later = house_rules:Later
 nothing = house_rules:nothing
+hanging = house_rules:hanging
 gone = house_rules_gone:Rules
 """
 

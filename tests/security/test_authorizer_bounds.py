@@ -189,7 +189,7 @@ def test_a_command_waits_for_rights_as_long_as_its_session_and_its_time_last() -
         authorize(*question)
     clock.moved_ns += RIGHTS_NS
     permitted(*question)
-    with pytest.raises(Unavailable, match=r"not answered all .* within 30 s") as caught:
+    with pytest.raises(Unavailable, match=r"not answered all .* within 24 s") as caught:
         authorize(*question)
     assert type(caught.value) is Unavailable
     session.closed = True

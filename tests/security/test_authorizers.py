@@ -73,7 +73,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def loop_of(text: str) -> Loop:
-    return loop_with(load_authorizer(text, SystemClock()))
+    return loop_with(load_authorizer(text, SystemClock(), 2000))
 
 
 def test_it_takes_away_and_gives_nothing(rules: Path) -> None:
@@ -343,7 +343,7 @@ def test_the_example_of_the_page() -> None:
     names: dict[str, Any] = {}
     exec(compile(code, str(PAGE), "exec"), names)
     with HTTPServer(("127.0.0.1", 0), OpaRules) as opa:
-        thread = threading.Thread(target=opa.serve_forever)
+        thread = threading.Thread(target=opa.serve_forever, args=(0.02,))
         thread.start()
         try:
             url = f"http://127.0.0.1:{opa.server_port}/v1/data/danube/allow"
@@ -365,13 +365,17 @@ def test_the_example_of_the_page() -> None:
         ("unknown", "no installed package has an authorizer 'unknown'; there are: .*rules"),
         ("broken:x", "cannot be loaded.*no rules"),
         ("gone", "cannot be loaded"),
+        (
+            "hanging:x",
+            "of the package house-rules, which has not been made within 0.5 s; repair what",
+        ),
         ("later:x", "authorize is a coroutine function"),
         ("nothing:x", "gives no object with authorize"),
     ],
 )
 def test_one_that_cannot_be_had(rules: Path, text: str, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
-        load_authorizer(text, SystemClock())
+    with pytest.raises((InvalidArgument, Unavailable), match=words):
+        load_authorizer(text, SystemClock(), 1000)
 
 
 def test_the_setting_is_checked_before_anything_begins(rules: Path) -> None:
@@ -380,5 +384,5 @@ def test_the_setting_is_checked_before_anything_begins(rules: Path) -> None:
         check_authorizer("unknown", "required")
     with pytest.raises(FailedPrecondition, match="--auth required"):
         check_authorizer("rules", "none")
-    nothing: Any = load_authorizer("", SystemClock())
+    nothing: Any = load_authorizer("", SystemClock(), 2000)
     assert nothing is None

@@ -27,7 +27,10 @@ from danube_fast.workers.shard.commands import SessionCommands
 TOPIC, SUBSCRIPTION, DEAD = "/shop/orders", "billing", "/shop/dead"
 HERE, HIDDEN = 7, 8
 ON_SUBSCRIPTION = f"{TOPIC}#{SUBSCRIPTION}"
-SCOPES = ("cluster", "namespace:shop", "namespace:other", TOPIC, "/shop/other", "/other/orders", ON_SUBSCRIPTION)  # fmt: skip
+SCOPES = (
+    "cluster", "namespace:shop", "namespace:other", TOPIC, "/shop/other", "/other/orders", ON_SUBSCRIPTION,
+    "/shop/other#billing", "subject:orders", "subject:*",
+)  # fmt: skip
 COVER: dict[str, set[str]] = {
     "cluster": {"cluster"},
     "namespace": {"cluster", "namespace:shop"},

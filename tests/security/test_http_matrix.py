@@ -55,6 +55,13 @@ GRANTED: dict[str, set[Permission]] = {
 """What a sender may do on the cluster."""
 
 
+SCOPES = (
+    "cluster", "namespace:shop", "namespace:*", "namespace:system", "/shop/orders", "/*/*", "/shop/orders#billing",
+    "/*/*#*", "subject:orders", "subject:*",
+)  # fmt: skip
+EACH = [(permission, scope) for permission in Permission for scope in SCOPES]
+
+
 class Stopped:
     """A clock of the test."""
 
@@ -166,6 +173,27 @@ def test_a_request_is_answered_exactly_with_its_right(view: Any, path: str, send
         _, _, body = ask(app, path, sender)
         assert json.loads(body)["code"] == "PermissionDenied"
     assert ask(app, path, sender, "POST")[0] in (401, 403, 405)
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_a_request_by_each_permission_at_each_scope(view: Any, path: str) -> None:
+    """Each user has one permission at one scope, and none has two."""
+    clock = Stopped()
+    access = known(clock)
+    app = http_api.create_app(view, RequestAccess(access, clock))
+    needed = ROUTES[path]
+    for number, (permission, scope) in enumerate(EACH):
+        name = f"user-{number}"
+        access.policy.put(Principal(name))
+        access.policy.put(Role(name, [permission]))
+        access.policy.put(Binding(name, f"user:{name}", name, scope))
+        bearer = ((b"authorization", f"Bearer {api_key(access, name)}".encode()),)
+        is_viewer = (permission, scope) == (Permission.LOOKUP, "cluster")
+        allowed = needed == EVERYONE or (permission, scope) == (needed, "cluster")
+        code, _, body = ask(app, path, "none", headers=bearer)
+        assert code == (200 if allowed else 403), f"{permission} at {scope}: {body!r}"
+        if path == "/readyz":
+            assert (b"processes" in body) == is_viewer, f"{permission} at {scope}: {body!r}"
 
 
 @pytest.mark.parametrize("sender", SENDERS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +16,12 @@ import pytest
 
 from danube_fast.broker import messages as m
 from danube_fast.clock import SECOND_NS, SystemClock
-from danube_fast.errors import InvalidArgument, Unavailable
+from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.policy import Policy
 from danube_fast.workers.sign_on.issuer_watch import RETRY_NS, IssuerWatch, issuer_files
 from danube_fast.workers.sign_on.verifier import Verifier
-from tests.delivery.sign_on_rig import issuer_toml
+from tests.delivery.sign_on_rig import IssuerKey, issuer_toml
 
 B = {"name": "b", "issuer": "https://b.example.com/"}
 
@@ -65,16 +67,21 @@ def test_a_changed_file_counts_when_it_is_whole_and_good(
 class Watch:
     """The watch of a file of issuers, and a coordinator that answers when it is told to."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str, **options: Any) -> None:
         self.path, self.now_ns = path, 0
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
         mailbox: Any = SimpleNamespace(
             call=lambda peer, message, on_reply, timeout_ms: self.asked.append((message, on_reply))
         )
+        for name in "abc":
+            keys = path.with_name(name)
+            keys.write_text(json.dumps({"keys": [IssuerKey().jwk()]}))
+            keys.chmod(0o644)
         self.write(text)
         settings: Any = SimpleNamespace(tokens=str(path))
-        files = issuer_files(settings)
-        self.verifier = Verifier(Policy(), files.loaded, SystemClock(), None)
+        files = issuer_files(settings, **options)
+        authenticator: Any = SimpleNamespace(verify=lambda text, address: pytest.fail("it saw it"))
+        self.verifier = Verifier(Policy(), files.loaded, SystemClock(), authenticator)
         self.watch = IssuerWatch(files, self.verifier, mailbox)
         self.watch.start()
 
@@ -169,6 +176,92 @@ def test_an_issuer_that_needs_a_missing_library_leaves_the_old_file(
         assert watch.verifier.caches == {}
         assert watch.heard()[-1].fault == "", "it is there now"
         assert list(watch.verifier.caches) == ["corp"]
+
+    run(test)
+
+
+def test_a_file_that_could_never_be_used_is_waited_for(tmp_path: Path) -> None:
+    """What it trusts is not known: no other may look at what may be a token, and the coordinator ends nothing."""
+    path = tmp_path / "issuers.toml"
+    a = issuer_toml(jwks_file="a")
+
+    def test() -> None:
+        first = Watch(path, a).told()
+        with pytest.raises(InvalidArgument, match=r"issuers\.toml"):
+            Watch(path, "[[issuer]")
+        watch = Watch(path, "[[issuer]", may_wait=True)
+        (read,) = watch.heard()
+        assert read.issuers is None and "issuers.toml" in read.fault
+        with pytest.raises(Unavailable, match="which issuers it trusts"):
+            watch.verifier.verify("a.token.of-an-issuer", "").send(None)
+        watch.write(a)
+        assert watch.told() == first and set(watch.verifier.caches) == {"corp"}
+        watch.write("[[issuer]")
+        (read,) = watch.heard()
+        assert read.issuers == first, "the file before counts"
+
+    run(test)
+
+
+SECRET = {"algorithms": ["HS256"], "secret_file": "secret"}
+"""Fields of an issuer that shares a secret."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "mode", "reason"),
+    [
+        (SECRET, "s" * 40, 0o644, r"/secret \(mode 0644\): run `chmod 600"),
+        (SECRET, "short", 0o600, "/secret is too short"),
+        (SECRET, "", 0o600, "/secret is empty"),
+        (SECRET, None, 0o600, "no secret file .*/secret"),
+        ({"jwks_file": "keys.json"}, None, 0o644, r"no file of keys .*/keys\.json"),
+        ({"jwks_file": "keys.json"}, "{}", 0o644, r"corp are no JWKS .*/keys\.json"),
+        ({"jwks_file": "keys.json"}, '{"keys": []}', 0o644, r"have none for ES256.*/keys\.json"),
+        ({"jwks_file": "keys.json"}, "{}", 0o666, r"/keys\.json \(mode 0666\)"),
+        ({"jwks_url": "https://h/", "jwks_ca": "ca.pem"}, None, 0o644, r"ca\.pem.*No such file"),
+        ({"jwks_url": "https://h/", "jwks_ca": "ca.pem"}, "x", 0o644, r"ca\.pem"),
+    ],
+    ids=range(10),
+)
+def test_a_file_counts_only_if_the_files_that_it_names_do(
+    tmp_path: Path, fields: dict[str, Any], content: str | None, mode: int, reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    named = tmp_path / str(list(fields.values())[-1])
+    if content is not None:
+        named.write_text(content)
+        named.chmod(mode)
+    good, bad = issuer_toml(jwks_file="a", **B), issuer_toml(**fields)
+
+    def test() -> None:
+        watch = Watch(tmp_path / "issuers.toml", good)
+        assert set(watch.told()) == {"b"}
+        kept = watch.verifier.caches["b"]
+        with caplog.at_level(logging.ERROR):
+            watch.write(bad)
+            (read,) = watch.heard()
+        assert re.search(reason, read.fault) and set(read.issuers) == {"b"}
+        assert watch.verifier.caches == {"b": kept}, "the old one stays"
+        (said,) = caplog.records
+        assert re.search(reason, said.getMessage())
+        with pytest.raises(DanubeError, match=reason):  # at a start
+            Watch(tmp_path / "issuers.toml", bad)
+
+    run(test)
+
+
+def test_a_file_counts_when_what_it_names_is_repaired(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    secret.chmod(0o644)
+
+    def test() -> None:
+        watch = Watch(tmp_path / "issuers.toml", issuer_toml(jwks_file="a", **B))
+        watch.told()
+        watch.write(issuer_toml(**SECRET))
+        assert watch.heard()[-1].fault
+        secret.chmod(0o600)
+        assert set(watch.told()) == {"corp"} == set(watch.verifier.caches)
 
     run(test)
 

@@ -6,15 +6,23 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from danube_fast.errors import DanubeError
+from danube_fast.clock import SystemClock
+from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.security.curve import new_key_pair, write_key_file
+from danube_fast.security.records import Credential, key_of
+from danube_fast.workers.coordinator.security import _place_of as place_of
+from danube_fast.workers.process.access import OVERFLOW
+from danube_fast.workers.process.environment import Environment
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from tests.delivery.test_local_keys import lanes
 from tests.delivery.test_security import SecuredServer
@@ -130,6 +138,46 @@ def test_a_registered_user_has_its_rights_only(server: SecuredServer) -> None:
         ann.admin.delete_security("credential", f"uid:{OTHER}")
         said = run(plan_of(server, key_file, transport="auto", topics=[TOPIC]))
         assert said["publish"] == {TOPIC: "tcp"}, "its key is good still"
+
+
+def start_in_user_namespace(server: SecuredServer, patch: pytest.MonkeyPatch) -> None:
+    """Start a broker that knows its own user only: the kernel shows it all others as the overflow uid."""
+    program = ["unshare", "--user", "--map-current-user"]
+    try:
+        tried = subprocess.run([*program, "true"], capture_output=True, timeout=SECONDS, check=False)  # fmt: skip
+    except FileNotFoundError:
+        pytest.skip("there is no program `unshare` here: install util-linux")
+    if tried.returncode:
+        pytest.skip(f"no user namespace may be made here: {tried.stderr.decode().strip()}")
+    through = server.folder / "through"
+    through.write_text(f'#!/bin/sh\nexec {" ".join(program)} "{sys.executable}" "$@"\n')
+    through.chmod(0o755)
+    with patch.context() as patched:
+        patched.setattr(sys, "executable", str(through))
+        server.start()
+
+
+def test_a_user_that_the_kernel_cannot_name_is_no_registered_user(
+    server: SecuredServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if a record of an older version registers it: it stands for every user outside."""
+    key_file, public = own_key(server.folder)
+    with server.come_in("ann") as ann:
+        ann.admin.set_principal("pia")
+        ann.admin.set_credential(f"curve:{public}", "pia")
+        ann.admin.set_binding("pia", "user:pia", "producer", TOPIC)
+        with pytest.raises(InvalidArgument, match="every user of another user namespace"):
+            ann.admin.set_credential(OVERFLOW, "pia")
+    server.stop()
+    with contextlib.closing(Environment().make_store(server.data_dir, SystemClock())) as store:
+        record = Credential(OVERFLOW, "pia")
+        store.put(place_of(key_of(record)), msgspec.json.encode(record))
+    start_in_user_namespace(server, monkeypatch)
+    said = run({**plan_of(server, key_file, topics=[TOPIC], transport="auto"), "files": [], "folders": [], "pids": []})  # fmt: skip
+    rings = set(said["rings"].values())
+    assert rings == {"local user 65534 is not registered with this broker", "no listener"}
+    assert set(said["ipc"].values()) == {"silence"}
+    assert said["publish"] == {TOPIC: "tcp"}, "its key is good"
 
 
 @contextlib.contextmanager

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
 
 import danube_fast.security.tls as module
 from danube_fast.descriptors import descriptor_limit, keep_reserve
@@ -123,6 +125,81 @@ def test_a_connection_below_a_ca_that_is_revoked_later_is_not_trusted(chained: C
     assert chained.looks() and chained.tls.trusts(connection), "it has just come in"
     chained.clock.seconds += 2
     assert not chained.tls.trusts(connection)
+
+
+# ---------------------------------------------------------------- lists that may not go back
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ({"number": 8, "begin_days": 20}, {"number": 7, "begin_days": 10}),
+        ({"number": 8, "begin_days": 20}, {"number": 8, "begin_days": 21}),
+        ({"begin_days": 20}, {"begin_days": 21}),
+        ({"number": 1, "begin_days": 20}, {"begin_days": 21}),
+        ({"begin_days": 20}, {"number": 9, "begin_days": 21}),
+    ],
+    ids=["number", "same-number", "date", "new-has-no-number", "old-has-no-number"],
+)  # fmt: skip
+def test_an_older_list_does_not_replace_a_newer_one(
+    chained: Chained, caplog: pytest.LogCaptureFixture, newer: dict[str, Any], older: dict[str, Any]
+) -> None:
+    others = b"".join(each.crl() for each in chained.all if each is not chained.shop)
+    replayed = chained.shop.crl(**older)
+    chained.shop.revoke(chained.shopper)
+    newest = chained.shop.crl(**newer)
+    write_pem(chained.crl, others, newest)
+    assert chained.looks() and not chained.tls.fault and chained.inside() == ALL - {"shopper"}
+    caplog.clear()
+    write_pem(chained.crl, others, replayed)
+    assert not chained.looks(4) and chained.inside() == ALL - {"shopper"}
+    assert "'CN=shop'" in chained.tls.fault and str(chained.crl) in chained.tls.fault
+    assert "is older than the newest one that was in use" in chained.tls.fault
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 1, "said once"
+    write_pem(chained.crl, others, newest)
+    assert not chained.looks(4) and not chained.tls.fault
+    write_pem(chained.crl, others)
+    assert chained.looks() and not chained.tls.fault, "without a list none come in"
+    assert chained.inside() == {"banker", "direct"}
+    write_pem(chained.crl, others, replayed)
+    assert not chained.looks(4) and "is older than" in chained.tls.fault, "nor by a way round"
+    write_pem(chained.crl, others, replayed, newest, replayed)
+    assert chained.looks() and not chained.tls.fault, "of one CA the newest counts"
+    assert chained.inside() == ALL - {"shopper"}
+
+
+def test_another_ca_counts_for_itself(chained: Chained) -> None:
+    """One with the same name and another key, too; and of one CA each kind of lists, as the list says it."""
+    write_pem(chained.crl, *[each.crl(number=50) for each in chained.all])
+    assert chained.looks()
+    again = Authority("CN=root")
+    chained.write_cas(*chained.all, again)
+    others = b"".join(each.crl(number=50) for each in chained.all)
+    write_pem(chained.crl, others, again.crl(number=3, begin_days=35))
+    assert chained.looks() and not chained.tls.fault and chained.inside() == ALL
+    kinds = [_list_for(users=True), _list_for(users=False)]
+    numbers = [(3, 35), (4, 34)]
+    for kind in kinds:
+        parts = [
+            each.crl(number=number, begin_days=days, extension=kind)
+            for each in chained.all
+            for number, days in numbers
+        ]
+        write_pem(chained.crl, others, *parts)
+        assert chained.looks() and not chained.tls.fault, kind
+    part = chained.root.crl(number=3, begin_days=35, extension=kinds[0])
+    write_pem(chained.crl, others, part)
+    assert not chained.looks(4) and "number 3, " in chained.tls.fault
+    assert "then number 4, " in chained.tls.fault
+
+
+def _list_for(*, users: bool) -> x509.IssuingDistributionPoint:
+    """Say that a list is for the certificates of users alone, or for those of CAs."""
+    return x509.IssuingDistributionPoint(
+        full_name=None, relative_name=None, only_contains_user_certs=users,
+        only_contains_ca_certs=not users, only_some_reasons=None, indirect_crl=False,
+        only_contains_attribute_certs=False,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- files that change one by one

@@ -188,11 +188,11 @@ def test_rights_of_groups_that_a_sign_on_brings_concern_it_alone() -> None:
     access.take_changed(since)
     policy.put(Binding("b", "group:ops", "viewer", "cluster"))
     changed = access.take_changed(since)
-    assert access.is_concerned(signed_on, changed) and not access.is_concerned(other, changed)
+    assert access.changed_fronts(signed_on, changed) and not access.changed_fronts(other, changed)
     since = access.version
     policy.put(signed(groups=()))
     changed = access.take_changed(since)
-    assert access.is_concerned(signed_on, changed), "its groups have gone"
+    assert "" in access.changed_fronts(signed_on, changed), "its groups have gone"
 
 
 def test_renewals_do_not_pile_up() -> None:

@@ -314,8 +314,14 @@ def test_names_stay_with_their_issuer(keys: dict[str, IssuerKey]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "issuer"),
-        ("[[issuer]]\nname = 1", "issuer"),
+        ("", r"issuers\.toml is empty"),
+        (
+            "[[issuer]]\nname = 1",
+            r"issuers\.toml: issuer\[0\]\.name must be text, not a whole number",
+        ),
+        ("issuer = 1", "issuer must be a list, not a whole number"),
+        ("issuer = \xff", "no text in UTF-8"),
+        ("issuer =", "no TOML: Invalid value"),
         (issuer_toml(), "give one of"),
         (issuer_toml(jwks_file="a", jwks_url="https://h/"), "give one of"),
         (issuer_toml(jwks_file="a", algorithms=["none"]), "no algorithm"),
@@ -331,13 +337,14 @@ def test_names_stay_with_their_issuer(keys: dict[str, IssuerKey]) -> None:
         (issuer_toml(jwks_file="a") * 2, "same name"),
         (issuer_toml(jwks_file="a") + issuer_toml(jwks_file="a", name="b"), "same issuer"),
     ],
-    ids=range(16),
+    ids=range(19),
 )
 def test_a_wrong_file_of_issuers_says_what_is_wrong(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "issuers.toml"
-    path.write_text(text)
-    with pytest.raises(InvalidArgument, match=reason):
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=reason) as refused:
         read_issuers(path)
+    assert "`" not in str(refused.value), "in words, not in those of a library"
 
 
 def test_the_file_of_issuers_belongs_to_its_owner(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import zmq
 import danube_fast
 from danube_fast.client.link.guarded_port import GuardedPort
 from danube_fast.net import protocol as p
+from danube_fast.net.port import Port
 from danube_fast.ring.handover import dial, knock
 from tests.client import fake_broker
 from tests.crash.rig import Server
@@ -89,8 +89,9 @@ def test_a_secured_client_tells_an_impostor_nothing(endpoint: str, transport: st
         broker.close()
 
 
-def test_an_impostor_gives_no_rings_to_any_client(endpoint: str) -> None:
-    """A client that insists on them is told; one that does not is left with today's way."""
+@pytest.mark.parametrize("transport", ["auto", "zmq"])
+def test_a_client_without_a_key_tells_an_impostor_nothing(endpoint: str, transport: str) -> None:
+    """One that insists on shared memory is told, another one goes by tcp."""
     broker = fake_broker.FakeBroker()
     broker.ipc = endpoint
     try:
@@ -100,24 +101,13 @@ def test_an_impostor_gives_no_rings_to_any_client(endpoint: str) -> None:
                 pytest.raises(danube_fast.PermissionDenied, match="pass server_uid="),
             ):
                 client.producer(TOPIC, timeout=SECONDS)
-            with danube_fast.connect(broker.url, timeout=SECONDS) as client:
-                opening = threading.Thread(target=_open, args=(client,), daemon=True)
-                opening.start()
-                heard(process, 1, SECONDS)  # its HELLO
+            with danube_fast.connect(broker.url, transport=transport, timeout=SECONDS) as client:
+                client.producer(TOPIC, timeout=SECONDS).publish(b"to the broker")
                 (connection,) = client._core.routes.workers.values()
-                assert not connection.has_rings
-                client.close()
-                opening.join(SECONDS)
-                assert not opening.is_alive(), (
-                    "a producer does not notice that its client is closed"
-                )
+                assert type(connection._port) is Port
+            assert rest_of(process) == b""
     finally:
         broker.close()
-
-
-def _open(client: danube_fast.Client) -> None:
-    with contextlib.suppress(danube_fast.DanubeError):
-        client.producer(TOPIC, timeout=SECONDS)
 
 
 class Ends:
@@ -214,11 +204,12 @@ def kill(worker: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["zmq", "auto", "tcp"])
-def test_a_secured_client_of_a_real_broker(tmp_path: Path, transport: str) -> None:
-    """It publishes and consumes, and finds a worker again that was killed."""
+@pytest.mark.parametrize("options", [{"server_uid": OWN}, {}], ids=["pinned", "default"])
+def test_a_client_of_a_real_broker(tmp_path: Path, options: dict[str, int], transport: str) -> None:
+    """It publishes and consumes, and finds a worker again that was killed, on the same way."""
     with (
         Server(tmp_path / "data", workers=1) as server,
-        server.client(transport=transport, server_uid=OWN) as client,
+        server.client(transport=transport, **options) as client,
     ):
         producer = client.producer(TOPIC)
         consumer = client.consumer(TOPIC, subscription="s", initial_position="earliest")
@@ -237,3 +228,5 @@ def test_a_secured_client_of_a_real_broker(tmp_path: Path, transport: str) -> No
             found += [int(message.payload or b"") for message in batch]
             consumer.ack(batch)
         assert sorted(set(found)) == list(range(200))
+        assert isinstance(connection._port, GuardedPort) == (transport == "zmq")
+        assert connection.has_rings == (transport == "auto")

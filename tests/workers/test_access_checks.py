@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from danube_fast.broker.admission.layout import ProducerWord
-from danube_fast.clock import MILLISECOND_NS, SystemClock
+from danube_fast.clock import MILLISECOND_NS, SECOND_NS, SystemClock
 from danube_fast.errors import PermissionDenied
 from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.records import Binding, Credential, Principal, Role
@@ -40,6 +40,8 @@ class Worker:
         self.access.policy.put(Principal(name="pia"))
         self.access.policy.put(Credential(credential="uid:7", principal="pia"))
         self.ended: set[int] = set()
+        self.topics: dict[int, str] = {}
+        """By partition; all others are of /shop/orders."""
         self.sessions = [
             SimpleNamespace(
                 number=n, closed=False, proof="uid:7", principal="pia", consumers={}, identity=b"", address="a",
@@ -49,7 +51,9 @@ class Worker:
         state: Any = SimpleNamespace(
             sessions=self.sessions,
             tables=SimpleNamespace(producers=np.zeros((0, len(ProducerWord)), np.int64)),
-            partition=lambda partition_id: SimpleNamespace(topic="/shop/orders"),
+            partition=lambda number: SimpleNamespace(
+                topic=self.topics.get(number, "/shop/orders"), partition_id=number
+            ),
             catalog=SimpleNamespace(owners={}),
         )
         ends: Any = SimpleNamespace(
@@ -79,6 +83,13 @@ class Worker:
     def subscribe(self, session: Any) -> None:
         sub = SimpleNamespace(partition_id=1, name="s")
         session.consumers[1] = SimpleNamespace(consumer_id=1, number=1, subscription=sub)
+
+
+class Shifting(SystemClock):
+    """The clock of this machine, with a wall time that a test sets."""
+
+    def __init__(self, wall_ns: list[int]) -> None:
+        self.wall_ns = lambda: wall_ns[0]  # type: ignore[method-assign]
 
 
 class Hanging:
@@ -223,3 +234,60 @@ def test_a_change_is_looked_at_where_it_may_count_alone() -> None:
         range(1, SESSIONS, 2)
     )
     assert worker.ended == set(range(0, SESSIONS, 2))
+
+
+def test_a_change_is_looked_at_inside_its_scope_alone() -> None:
+    worker = Worker()
+    policy, (session, *_) = worker.access.policy, worker.sessions
+    worker.topics = {1: "/shop/orders", 2: "/shop/returns", 3: "/office/orders"}
+    for number in worker.topics:
+        sub = SimpleNamespace(partition_id=number, name="s")
+        consumer = SimpleNamespace(consumer_id=number, subscription=sub)
+        session.consumers[number] = consumer
+    policy.put(Binding("all", "user:pia", "consumer", "/*/*"))
+    asked: list[str] = []
+    check = worker.access.check
+
+    def note(principal: str, permission: Permission, resource: str, **how: Any) -> None:
+        asked.append(resource)
+        check(principal, permission, resource, **how)
+
+    worker.access.check = note  # type: ignore[method-assign]
+
+    def looked_at() -> list[str]:
+        asked.clear()
+        while worker.checks.is_busy:
+            worker.tick()
+        return sorted(asked)
+
+    every = ["/office/orders#s", "/shop/orders#s", "/shop/returns#s"]
+    assert looked_at() == every
+    places = {
+        "/shop/orders": every[1:2], "/shop/orders#s*": every[1:2], "/shop/*": every[1:],
+        "namespace:office": every[:1], "namespace:*": every, "cluster": every, "subject:shop*": [],
+    }  # fmt: skip
+    for scope, expected in places.items():
+        policy.put(Binding("some", "user:pia", "consumer", scope))
+        assert looked_at() == expected, scope
+        policy.remove("binding/some")
+        assert looked_at() == expected, f"{scope}, removed"
+    assert len(session.consumers) == len(every)
+    policy.put(Binding("some", "user:pia", "consumer", "/shop/*"))
+    policy.put(Binding("all", "user:pia", "consumer", "/shop/*"))
+    assert looked_at() == every, "the scope before counts, too"
+    assert sorted(session.consumers) == [1, 2]
+
+
+def test_credentials_that_end_are_seen_while_rights_of_others_change() -> None:
+    worker = Worker()
+    policy, now = worker.access.policy, [0]
+    worker.access.clock = Shifting(now)
+    policy.put(Credential(credential="uid:7", principal="pia", expires_ns=5))
+    while worker.checks.is_busy:
+        worker.tick()
+    assert not worker.ended
+    now[0] = 5
+    for tick in range(2 * SECOND_NS // TICK_NS):
+        policy.put(Binding("b", "user:kim", ("consumer", "producer")[tick % 2], "cluster"))
+        worker.tick()
+    assert len(worker.ended) == SESSIONS, "they go on for 2 s"

@@ -134,6 +134,37 @@ def test_one_that_appears_meanwhile_is_not_replaced(
     assert sorted(os.listdir(tmp_path)) == ["data", "saved"]
 
 
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("older", [False, True])
+def test_a_folder_that_cannot_be_synced_leaves_no_file_that_may_vanish(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool, links: bool
+) -> None:
+    """With an older one in its place, which is gone by then, the new one stays."""
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out/saved"
+    if older:
+        path.write_text("older")
+
+    def fail(folder: Path) -> None:
+        assert folder == path.parent and path.exists(), "it has its name by now"
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def no_link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sync_directory", fail)
+        if not links:
+            patch.setattr(os, "link", no_link)
+        with pytest.raises(FailedPrecondition, match="Input/output error") as caught:
+            back_up(data, path, SystemClock(), replace=older)
+    assert os.listdir(path.parent) == ["saved"] * older
+    if older:
+        assert "is written and in its place" in str(caught.value)
+        check_backup(path)
+    back_up(data, path, SystemClock(), replace=older)
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_a_disk_without_hard_links_holds_backups_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

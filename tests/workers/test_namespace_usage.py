@@ -46,7 +46,7 @@ def test_a_joint_bucket_waits_for_both_and_charges_both(table: BucketTable) -> N
     own = Bucket(table.address(1), 10, 0)
     common = Bucket(table.address(2), 100, 0, burst_ns=0)
     both = JointBucket(own, common)
-    assert both.room(0) == 1 and both.wait_ns(0) == 0
+    assert both.room(0, 100) == 1 and both.wait_ns(0) == 0
     both.take(0, 50, 0)
     assert common.wait_ns(0) == SECOND // 2
     assert both.wait_ns(0) == own.wait_ns(0) == 5 * SECOND - 250_000_000

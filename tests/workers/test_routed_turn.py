@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import zmq
 
 from danube_fast.frame.bundle import sealed_bundle
+from danube_fast.net.zap import NAME_BYTES
 from danube_fast.workers.shard.publish.take_kernel import _LEFT_MAX
 from danube_fast.workers.shard.publish.turn_layout import COMMAND_ROOM, OutletKind
-from danube_fast.workers.shard.routed_peers import PEERS_MAX, RoutedPeers
+from danube_fast.workers.shard.routed_peers import PEERS_MAX, RoutedPeers, find_peer
 from tests.workers import ring_turn_rig, test_ring_turn_edges
 from tests.workers.ring_client import fresh_endpoint, ring_client
 from tests.workers.ring_turn_rig import (
@@ -276,6 +278,26 @@ def test_a_held_message_keeps_the_worker_awake(rig: Rig) -> None:
     rig.worker.do_work()
     rig.turn(lambda: (client.pump(), [5 in each[:2] for each in client.waiting])[1], "the answer")
     assert not rig.worker.server.holds
+
+
+def test_names_of_both_kinds_beside_each_other() -> None:
+    peers = RoutedPeers(1)
+    memory = np.zeros(1, np.int64)
+    short, long = b"\0abc\xff", b"\0abc\xfe\xfd\xfc\xff"
+    twin = short.ljust(NAME_BYTES, b"\0")
+
+    def found(name: bytes) -> int:
+        memory.view(np.uint8)[:] = 0
+        memory.view(np.uint8)[: len(name)] = list(name)
+        return int(find_peer(peers.address, memory.ctypes.data, len(name)))
+
+    for name in (short, long):
+        peers.add(name, 7)
+        assert found(name) == peers.row_of(name) != 0
+        assert peers.identity_of(found(name)) == name
+    assert not found(twin) and not found(b"\0abc") and not peers.row_of(twin)
+    peers.forget(long)
+    assert not found(long) and found(short)
 
 
 def test_peers_whose_numbers_have_the_same_low_bits() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from danube_fast.errors import InvalidArgument
+from danube_fast.clock import SystemClock
+from danube_fast.errors import InvalidArgument, PermissionDenied
 from danube_fast.net import protocol
+from danube_fast.net.session import Session
+from danube_fast.types import Permission
+from danube_fast.undecided import Steps, Undecided
+from danube_fast.workers.coordinator.watches import Watches
 from tests.workers.broker import Broker, Client
 
 WAIT_MS = 60_000
 SHORT_MS = 200
+HIDDEN, SEEN = "/secret/plans", "/shop/orders"
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +110,49 @@ def test_clients_that_go_leave_nothing_behind(broker: Broker, client: Client) ->
         other.admin("create_topic", topic="/default/late")
     answer = client.receive()
     assert (answer.request, answer.value["changes"]) == (request, [["created", "/default/late"]])
+
+
+def rounds_of(*topics: str) -> tuple[int, list[str]]:
+    """How often a WATCH of two names waits for another package's authorizer, and what it tells at last."""
+    known: set[str] = set()
+    asked: set[str] = set()
+    replies: list[protocol.Result] = []
+    count = 0
+
+    def authorize(principal: str, permission: Permission, resource: str) -> None:
+        if resource not in known:
+            asked.add(resource)
+            raise Undecided("being asked", lambda step: None)
+        if resource == HIDDEN:
+            raise PermissionDenied(resource)
+
+    def in_slices(steps: Steps) -> None:
+        nonlocal count
+        for step in steps:
+            if step is not None:
+                count += 1
+                known.update(asked)
+
+    records = [SimpleNamespace(topic=name) for name in topics]
+    directory: Any = SimpleNamespace(
+        topic=lambda name: name if name in topics else None,
+        by_name=SimpleNamespace(behind=lambda after: iter(records)),
+        changes=SimpleNamespace(count=0, cursor="c", since=lambda cursor: None),
+    )
+    handlers: dict[type, Any] = {}
+    connections: Any = SimpleNamespace(
+        commands=SimpleNamespace(handlers=handlers),
+        sessions=SimpleNamespace(by_number=lambda number: number),
+        reply=lambda number, reply: replies.append(reply),
+    )
+    authorizer: Any = SimpleNamespace(authorize=authorize)
+    Watches(directory, connections, authorizer, SystemClock(), in_slices)
+    command = protocol.Watch(1, "", [HIDDEN, SEEN], 0)
+    handlers[protocol.Watch](Session(1, b"token", b"\0one", "raw", "pia"), command)
+    return count, replies[0].value["topics"]
+
+
+def test_a_name_that_is_hidden_is_waited_for_as_one_that_is_missing() -> None:
+    there, missing = rounds_of(HIDDEN, SEEN), rounds_of(SEEN)
+    assert there == missing == (there[0], [SEEN])
+    assert there[0] > 0

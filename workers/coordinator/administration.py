@@ -33,6 +33,7 @@ from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
+from danube_fast.workers.coordinator.unfinished_lists import UnfinishedLists
 from danube_fast.workers.process.denials import Denial
 
 __all__ = ["READS", "RIGHTS_NS", "SHOWN_ARGUMENTS", "Administration", "record_of", "while_it_lasts"]
@@ -57,8 +58,9 @@ SHOWN_ARGUMENTS = frozenset({
 })  # fmt: skip
 """Arguments whose values are recorded. Free texts such as labels are not among them: they may hold anything."""
 
-RIGHTS_NS = 30 * SECOND_NS
-"""How long one command may wait for answers about rights, of which a list needs many."""
+RIGHTS_NS = 24 * SECOND_NS
+"""How long one command may wait for answers about rights, of which a list needs many: with the last of them, of 5 s at
+most, clients hear of it, who wait for 30 s."""
 Reply = Callable[[int, protocol.ServerCommand], None]
 
 
@@ -86,6 +88,7 @@ class Administration:
         changes that are recorded."""
         self._context, self._authorizer, self._audit = context, authorizer, audit
         self._rates = rates
+        self._unfinished = UnfinishedLists(authorizer, context.clock)
         self._reply = reply
 
     def handle(self, session: Session, command: protocol.Admin) -> None:
@@ -153,8 +156,15 @@ class Administration:
     ) -> None:  # fmt: skip
         """Run an operation, if the session's principal may. Raises Undecided."""
         authorize = while_it_lasts(session, self._context.clock, self._authorizer.authorize)
-        answer, asked = admin.Answer(on_end), command.arguments
-        admin.run(self._context, authorize, session.principal, command.operation, asked, answer)
+        known = self._unfinished.begin(session)
+
+        def ended(value: Any, error: DanubeError | None) -> None:
+            self._unfinished.end(session, known, error)
+            on_end(value, error)
+
+        answer, asked = admin.Answer(ended), command.arguments
+        who, operation = session.principal, command.operation
+        admin.run(self._context, authorize, who, operation, asked, answer, known.names)
 
     def _is_of_reply(self, session: Session, operation: str, resource: str) -> bool:
         """Whether a client makes or deletes a reply topic, or changes its own: any client may, as often as it likes, and
@@ -189,7 +199,8 @@ def while_it_lasts(
             if clock.monotonic_ns() < until_ns:
                 raise
             raise Unavailable(
-                f"the authorizer has not answered all that this needs within {RIGHTS_NS // SECOND_NS} s; try again, or ask for less"
+                f"the authorizer has not answered all that this needs within {RIGHTS_NS // SECOND_NS} s; try again, and what it "
+                "has answered by now counts, or ask for less: one namespace, a lower limit"
             ) from None
 
     return asked

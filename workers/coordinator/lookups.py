@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+from contextlib import suppress
 from typing import Any
 
 from danube_fast.broker import messages as m
@@ -31,7 +32,7 @@ from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.audit import NAME_CHARACTERS_MAX, AuditRecord, shown_text
 from danube_fast.security.authorization import Authorizer, Permission
-from danube_fast.types import REPLY_TOPICS, TopicName, parse_topic
+from danube_fast.types import PART_MARK, REPLY_TOPICS, TopicName, parse_topic
 from danube_fast.undecided import Undecided, when_decided
 from danube_fast.workers.coordinator.administration import record_of
 from danube_fast.workers.coordinator.audit import AuditLog
@@ -133,20 +134,18 @@ class Lookups:
 
     def _find(self, principal: str, name: TopicName) -> tuple[TopicRecord | None, int | None]:
         """Find a topic, or a partition by its name: the rights to it are those to its topic. Raises PermissionDenied in
-        the same words whether it exists or not."""
-        topic = self._topics.topic(name)
-        part = None if topic is not None else self._topics.partition_of(name)
+        the same words, and after the same questions, whether it exists or not."""
         # a client that says the name of a reply topic has it from a request
         is_reply = name.startswith(REPLY_TOPICS)
         permission = Permission.PRODUCE if is_reply else Permission.LOOKUP
-        try:
-            if part is not None:
-                self._authorizer.authorize(principal, Permission.LOOKUP, part[0].topic)
-                return part
-            self._authorizer.authorize(principal, permission, name)
-        except PermissionDenied:
-            # as for a name that is missing; each name is asked about twice, so that all refusals take as long
-            self._authorizer.authorize(principal, permission, name)
+        topic, (base, mark, number) = self._topics.topic(name), name.rpartition(PART_MARK)
+        if mark and number.isdecimal() and not is_reply:  # it looks like a partition's
+            part = None if topic is not None else self._topics.partition_of(name)
+            with suppress(PermissionDenied):
+                self._authorizer.authorize(principal, permission, base)
+                if part is not None:
+                    return part
+        self._authorizer.authorize(principal, permission, name)
         return topic, None
 
     def _create_or_park(

@@ -233,7 +233,7 @@ class SecurityDirectory:
             [(_place_of(key), value) for key, value in zip(keys, values, strict=True)]
         )
         for record in records:
-            self._policy.put(record)
+            self._policy.take(record)
         self._changed(revision, values, [])
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -243,7 +243,7 @@ class SecurityDirectory:
             some = gone[start : start + CHANGES_MAX]
             revision = self._store.transact([(_place_of(key), None) for key in some])
             for key in some:
-                self._policy.remove(key)
+                self._policy.discard(key)
             self._changed(revision, [], some)
 
     def put_role(self, name: str, permissions: list[Permission]) -> None:

@@ -55,7 +55,7 @@ class SignOnChecks:
         self.issuers_fault = ""
         """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
         self.fault = ""
-        """Why the process of sign-on could not start; empty: it has, or there is none."""
+        """Why the process of sign-on could not start, or takes no connections; empty: it does, or there is none."""
         found = store.get(ISSUERS_KEY)
         self._issuers: dict[str, str] = {} if found is None else msgspec.json.decode(found.value)
         """Digests of the entries of trusted issuers, by name, as they are stored: sign-ons of others have been ended."""
@@ -68,7 +68,10 @@ class SignOnChecks:
 
     def _issuers_read(self, request: Request[m.IssuersRead]) -> None:
         """Store what is in use, behind the end of the sign-ons that other entries have let in."""
-        self.issuers_fault, issuers, self.fault = request.message.fault, request.message.issuers, ""
+        read = request.message
+        self.issuers_fault, self.fault = read.fault, read.port_fault
+        # without a file that can be used nothing tells whether an issuer is gone
+        issuers = read.issuers if read.issuers is not None else self._issuers
         for name, digest in self._issuers.items():
             if issuers.get(name) != digest:
                 source = f"{JWT_SOURCE}{name}"

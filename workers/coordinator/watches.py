@@ -148,12 +148,17 @@ class Watches:
             self._fail(number, watch, error)
 
     def _list(self, number: int, watch: _Watch, cursor: str) -> Steps:
-        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. A name that
-        is no topic is asked about, too, so that the time does not tell it from a hidden one."""
-        missing = [each.text for each in watch.patterns if self._topics.topic(each.text) is None]
-        yield from sift(missing, watch.may_see, [])
+        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. Patterns
+        are asked about first, as names: those that are no topics, too, so that the time does not tell them from hidden ones."""
+        names = dict.fromkeys(each.text for each in watch.patterns)
+        seen: list[str] = []
+        yield from sift(names, watch.may_see, seen)
+
+        def shows(record: TopicRecord) -> bool:
+            return record.topic in seen if record.topic in names else watch.shows(record)
+
         found: list[TopicRecord] = []
-        yield from sift(self._topics.by_name.behind(""), watch.shows, found)
+        yield from sift(self._topics.by_name.behind(""), shows, found)
         topics = [record.topic for record in found]
         self._reply(number, watch, {"cursor": cursor, "topics": topics})
 

@@ -15,7 +15,7 @@ from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import PermissionDenied, Unavailable
 from danube_fast.security.authentication import Identity
 from danube_fast.security.authorizers import AskedAuthorizer
-from danube_fast.security.changed_rights import Subjects
+from danube_fast.security.changed_rights import Changes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
 from danube_fast.types import REPLY_TOPICS, Permission
@@ -88,19 +88,23 @@ class Access:
             0 if self._outer is None else self._outer.version,
         )
 
-    def take_changed(self, since: tuple[int, int, int]) -> Subjects:
-        """Return whose rights may be others than in that version, where they were taken last."""
+    def take_changed(self, since: tuple[int, int, int]) -> Changes | None:
+        """Return whose rights may be others than in that version, where they were taken last; None: all of everyone."""
         taken, version = self.policy.changes.take(), self.version
         if since == version:
-            return frozenset()
+            return Changes()
         # rules of another package may say anything about anyone
         return None if self._outer is not None or since[1:] != version[1:] else taken
 
-    def is_concerned(self, principal: str, changed: Subjects) -> bool:
-        """Whether rights of a principal may have changed with those of these subjects."""
-        if changed is None or f"user:{principal}" in changed:
-            return True
-        return bool(changed) and not changed.isdisjoint(self.policy.subjects_of(principal) or ())
+    def changed_fronts(self, principal: str, changed: Changes | None) -> tuple[str, ...]:
+        """Return how the names of topics begin where rights of a principal may have changed; empty: nowhere."""
+        if changed is None:
+            return ("",)
+        fronts = changed.fronts.get(f"user:{principal}", ())
+        if changed.has_groups:
+            for subject in self.policy.subjects_of(principal) or ():
+                fronts = *fronts, *changed.fronts.get(subject, ())
+        return tuple(fronts)
 
     def admits(self, proof: str) -> bool:
         """Whether a connection with that proof may be made; HELLO asks again. Raises Unavailable."""

@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from danube_fast.broker.messages import OPERATIONS, Message
+from danube_fast.broker.message import Message
 from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.countdown import Done
 from danube_fast.errors import (
@@ -133,19 +133,25 @@ class Request(Generic[M]):
 
     __slots__ = ("_answered", "_mailbox", "_request", "body", "message", "peer", "peer_epoch")
 
-    def __init__(self, mailbox: Mailbox, peer: int, head: Head, message: M, body: Any) -> None:
+    message: M
+    """Set before it is handled."""
+
+    def __init__(
+        self, mailbox: Mailbox, peer: int, head: Head[Any], body: bytes | memoryview
+    ) -> None:
         self._mailbox, self._request = mailbox, head.request
         self._answered = head.kind == Kind.NOTIFY
-        self.peer, self.peer_epoch, self.message = peer, head.sender_epoch, message
-        self.body: bytes | memoryview = body
+        self.peer, self.peer_epoch, self.body = peer, head.sender_epoch, body
 
     def reply(self, value: Any = None, body: bytes | memoryview = b"") -> None:
         """Answer with success. Nothing happens for a notification or a second answer."""
-        self._answer(Kind.REPLY, value, body, 0)
+        if not self._answered:
+            self._answer(Kind.REPLY, value, body, 0)
 
     def fail(self, error: DanubeError) -> None:
         """Answer with an error. Nothing happens for a notification or a second answer."""
-        self._answer(Kind.ERROR, str(error), b"", error.code)
+        if not self._answered:
+            self._answer(Kind.ERROR, str(error), b"", error.code)
 
     def when_done(self, value: Any = None) -> Done:
         """Return the callback that replies `value`, or fails the request with an error."""
@@ -159,8 +165,6 @@ class Request(Generic[M]):
             self.reply(value)
 
     def _answer(self, kind: Kind, value: Any, body: bytes | memoryview, code: int) -> None:
-        if self._answered:
-            return
         self._answered = True
         self._mailbox.send_answer(
             self.peer, self.peer_epoch, kind, self._request, value, body, code
@@ -227,7 +231,8 @@ class Mailbox:
         clock: Clock,
     ) -> None:  # fmt: skip
         self.process_index = process_index
-        self._handlers: dict[type[Message], Callable[[Request[Any]], None]] = {}
+        self._served: dict[str, tuple[Callable[[Any], Any], Callable[[Request[Any]], None]]] = {}
+        """By operation: decodes it, and handles it."""
         self.epoch_watchers: list[Callable[[int, int], None]] = []
         """Called as (peer, new epoch) in `do_work` when a peer was restarted."""
         self._epoch = epoch
@@ -249,7 +254,7 @@ class Mailbox:
 
     def serve(self, kind: type[M], handler: Callable[[Request[M]], None]) -> None:
         """Let `handler` answer the messages of a kind. A DanubeError that it raises becomes the answer."""
-        self._handlers[kind] = handler
+        self._served[kind.__name__] = msgspec.msgpack.Decoder(kind).decode, handler
 
     # ---------------------------------------------------------------- sending
 
@@ -405,7 +410,7 @@ class Mailbox:
         self._ended += [(call, Reply(error=_down(link.peer))) for call in calls.values()]
 
     def _receive(self, link: Link) -> int:
-        taken = 0
+        taken, message = 0, None
         for _ in range(RECORDS_PER_TURN_MAX):
             record = link.inbound.pop()
             if record is None:
@@ -414,7 +419,7 @@ class Mailbox:
             message = link.assembler.feed(record)
             if message is not None:
                 self._dispatch(link, message)
-        if taken > 1 or (taken and link.assembler.is_open):
+        if taken > 1 or (taken and message is None):
             link.bell.ring()  # its sender may be waiting for room
         return taken
 
@@ -431,22 +436,23 @@ class Mailbox:
         if call is None:
             return
         if head.kind == Kind.ERROR:
-            reply = Reply(error=error_from_code(head.code, str(head.value)))
+            text = str(msgspec.msgpack.decode(head.value))
+            reply = Reply(error=error_from_code(head.code, text))
         else:
             reply = _answer_of(call, envelope)
         self._ended.append((call, reply))
 
     def _handle(self, peer: int, envelope: Envelope) -> None:
         head = envelope.head
-        request: Request[Any] = Request(self, peer, head, head.value, envelope.body)
-        kind = OPERATIONS.get(head.operation)
-        handler = self._handlers.get(kind) if kind is not None else None
-        if kind is None or handler is None:
+        request: Request[Any] = Request(self, peer, head, envelope.body)
+        served = self._served.get(head.operation)
+        if served is None:
             text = f"process {self.process_index} has no operation {head.operation!r}"
             request.fail(InvalidArgument(text))
             return
+        decode, handler = served
         try:
-            request.message = msgspec.convert(head.value, kind)
+            request.message = decode(head.value)
             handler(request)
         except DanubeError as error:
             request.fail(error)
@@ -475,8 +481,8 @@ def _answer_of(call: Call, envelope: Envelope) -> Reply:
     if kind is None:
         return Reply(None, envelope.body)
     try:
-        return Reply(msgspec.convert(envelope.head.value, kind), envelope.body)
-    except msgspec.ValidationError as fault:
+        return Reply(msgspec.msgpack.decode(envelope.head.value, type=kind), envelope.body)
+    except msgspec.MsgspecError as fault:
         text = f"process {call.peer} answered {call.kind.__name__} with something else: {fault}"
         return Reply(error=Internal(text))
 

@@ -18,13 +18,15 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["MESSAGE_BYTES_MAX", "Assembler", "Envelope", "Head", "Kind", "encode_message", "fragments"]  # fmt: skip
+
+V = TypeVar("V")
 
 PREFIX = struct.Struct("<II")
 FIRST = 1
@@ -45,30 +47,30 @@ class Kind(enum.IntEnum):
     ERROR = 3
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """First part of a message. `value`: an operation, its answer, or the text of an error."""
+class Head(msgspec.Struct, Generic[V], array_like=True, frozen=True, gc=False):
+    """First part of a message. `value`: an operation, its answer, or the text of an error; raw as it arrives."""
 
     kind: int
     sender_epoch: int
     target_epoch: int
     request: int
     operation: str
-    value: Any = None
+    value: V
     code: int = 0
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
     """A whole message as it arrived."""
 
-    head: Head
+    head: Head[msgspec.Raw]
     body: bytes | memoryview
 
 
 _encode_head = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(Head).decode
+_decode_head = msgspec.msgpack.Decoder(Head[msgspec.Raw]).decode
 
 
-def encode_message(head: Head, body: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+def encode_message(head: Head[Any], body: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
     """Encode the two halves of a message. Raises InvalidArgument if it is too large."""
     encoded = _encode_head(head)
     byte_count = len(encoded) + len(body)
@@ -101,11 +103,6 @@ class Assembler:
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
         self._head_bytes = self._byte_count = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more fragments of a message are to come."""
-        return bool(self._parts)
 
     def feed(self, record: bytes) -> Envelope | None:
         """Take one ring record; the message once it is whole. A damaged record is dropped."""

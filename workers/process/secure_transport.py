@@ -47,10 +47,12 @@ class SecureTransport:
     def make(
         cls, settings: Settings, data_dir: Path, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
     ) -> SecureTransport | None:  # fmt: skip
-        """Make it with the broker's key pair; None if security is off. Raises FailedPrecondition, InvalidArgument."""
+        """Make it with the broker's key pair; None if security is off. Raises FailedPrecondition, InvalidArgument,
+        Unavailable."""
         if settings.auth == "none":
             return None
-        access = Access(clock, load_authorizer(settings.authorizer, clock))
+        timeout_ms = settings.worker_start_timeout_ms
+        access = Access(clock, load_authorizer(settings.authorizer, clock, timeout_ms))
         denials = Denials(clock, is_on=is_audited(settings))
 
         def refused(proof: str, address: str) -> None:

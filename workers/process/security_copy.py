@@ -17,7 +17,7 @@ import msgspec
 from danube_fast.broker import messages as m
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.roles import COORDINATOR
-from danube_fast.security.records import Record, SignOn, key_of
+from danube_fast.security.records import Record, key_of
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.boot import Boot
 from danube_fast.workers.process.mailbox import PAUSE_NS, Reply, Request
@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 ASK_TIMEOUT_MS = 5000
 RETRY_NS = SECOND_NS
 POLL_MS = 50
-PAGE_RECORDS = 1000
 RESTART_NS = 50 * MILLISECOND_NS
 """A coordinator that has just started again is asked so much later: it reads its records first."""
 PURGE_NS = SECOND_NS
@@ -132,12 +131,10 @@ class SecurityCopy:
         self._boot.mailbox.call(COORDINATOR, question, on_reply=got, timeout_ms=ASK_TIMEOUT_MS)
 
     def _end(self, version: int, seen: set[str]) -> None:
-        self._seen, policy, after = None, self._policy, ""
-        while page := policy.page(after, PAGE_RECORDS):
-            after = key_of(page[-1])
-            for record in page:
-                if key_of(record) not in seen and not isinstance(record, SignOn):
-                    policy.remove(key_of(record))
+        self._seen, policy = None, self._policy
+        for key in policy.all_keys():
+            if key not in seen and not key.startswith("sign_on/"):
+                policy.discard(key)
         policy.version = version
         self._heard_pauses = self._asked_pauses
         self._access.is_loaded = True
@@ -147,7 +144,7 @@ class SecurityCopy:
     def _put(self, records: list[bytes]) -> None:
         for data in records:
             record = _decoder.decode(data)
-            self._policy.put(record)
+            self._policy.take(record)
             if self._seen is not None:
                 self._seen.add(key_of(record))
 
@@ -157,7 +154,7 @@ class SecurityCopy:
         change = request.message
         self._put(change.records)
         for key in change.removed:
-            self._policy.remove(key)
+            self._policy.discard(key)
             if self._seen is not None:
                 self._seen.discard(key)
         has_missed = self._seen is None and change.previous != self._policy.version

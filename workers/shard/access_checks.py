@@ -1,6 +1,6 @@
 """Look again at what clients have open when rights change, or credentials end.
 
-    change, or a second --> pass: sessions --gone?--> closed, with its rings
+    change, or a second --> pass: sessions --gone?--> closed, with its rings    all of them in each second
                                   of those whose rights may have changed:
                                   producers, consumers --no right any more?--> closed, the client is told
                                   --what was closed, counted--> audit log
@@ -28,7 +28,7 @@ from danube_fast.broker.subscription.consumer import Consumer, Parting
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError, PermissionDenied
 from danube_fast.net.session import Session
-from danube_fast.security.changed_rights import Subjects
+from danube_fast.security.changed_rights import Changes
 from danube_fast.types import Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.process.access import Access
@@ -106,13 +106,15 @@ class AccessChecks(Job):
         """Do a slice of the pass that is under way, or begin one if it is time."""
         self._copy.do_work(now_ns)
         self._access.do_work(now_ns)
-        version = self._newest
-        if self._pass is None and (version != self._checked or now_ns >= self._next_ns):
+        version, is_due = self._newest, now_ns >= self._next_ns
+        if self._pass is None and (is_due or version != self._checked):
             changed = self._access.take_changed(self._checked)
             self._checked = version
-            self._next_ns = now_ns + EXPIRY_NS
-            self._pass = self._check_all(changed)
-            count = len(self._state.sessions) if changed == frozenset() else self._count_open()
+            if is_due:
+                self._next_ns = now_ns + EXPIRY_NS
+            self._pass = self._check_all(changed, of_all=is_due)
+            is_open = changed is None or changed.fronts
+            count = self._count_open() if is_open else len(self._state.sessions)
             self._slice_checks = max(SLICE_CHECKS_MIN, -(-count // PASS_SLICES))
         if self._pass is not None:
             until_ns = self._access.clock.monotonic_ns() + SLICE_NS
@@ -142,27 +144,34 @@ class AccessChecks(Job):
     def _count_open(self) -> int:
         """Number of sessions, consumers and producers."""
         sessions = self._state.sessions
-        consumers = sum(len(session.consumers) for session in sessions)
-        producers = np.count_nonzero(self._state.tables.producers[:, ProducerWord.SESSION] > 0)
-        return len(sessions) + consumers + int(producers)
+        consumers = sum([len(session.consumers) for session in sessions])
+        (producers,) = (self._state.tables.producers[:, ProducerWord.SESSION] > 0).nonzero()
+        return len(sessions) + consumers + len(producers)
 
-    def _check_all(self, changed: Subjects) -> Iterator[None]:
-        """Check all sessions, and what those have open whose rights may have changed; one thing with each step."""
+    def _check_all(self, changed: Changes | None, *, of_all: bool) -> Iterator[None]:
+        """Check sessions, those `of_all` or of principals whose rights may have changed, and what these have open where that may
+        be; one thing with each step."""
         ended: dict[int, Session] = {}
-        concerned: set[int] = set()
+        concerned: dict[int, tuple[str, ...]] = {}
+        """By session, how the names of such topics begin."""
         for session in self._state.sessions:
-            if not session.closed and self._access.principal_of(session.proof) != session.principal:
+            fronts = self._access.changed_fronts(session.principal, changed)
+            if (fronts or of_all) and self._has_ended(session):
                 self._revoke(session)
                 ended[session.number] = session
-            elif self._access.is_concerned(session.principal, changed):
-                concerned.add(session.number)
-                yield from self._check_consumers(session)
+            elif fronts:
+                concerned[session.number] = fronts
+                yield from self._check_consumers(session, fronts)
             yield
         if concerned or ended:  # a session that came since opens with the rights of now
             yield from self._check_producers(ended, concerned)
         self._closings.tell()
 
-    def _check_consumers(self, session: Session) -> Iterator[None]:
+    def _has_ended(self, session: Session) -> bool:
+        """Whether the principal of an open session is not what its proof names."""
+        return not session.closed and self._access.principal_of(session.proof) != session.principal
+
+    def _check_consumers(self, session: Session, fronts: tuple[str, ...]) -> Iterator[None]:
         for number in list(session.consumers):
             consumer = session.consumers.get(number)
             if consumer is None:
@@ -170,8 +179,9 @@ class AccessChecks(Job):
             resource = self._resource_of(consumer)
             if resource is None:
                 continue
-            close = partial(self._close_consumer, session, consumer, resource)
-            self._check(number, _Handle(session, Permission.CONSUME, resource, close))
+            if resource.startswith(fronts):
+                close = partial(self._close_consumer, session, consumer, resource)
+                self._check(number, _Handle(session, Permission.CONSUME, resource, close))
             yield
 
     def _check(self, number: int, handle: _Handle) -> None:
@@ -213,6 +223,7 @@ class AccessChecks(Job):
             return  # it has gone meanwhile
         text = _REVOKED if isinstance(error, PermissionDenied) else str(error)
         self._consumers.close(session, consumer, code=error.code, text=text)
+        self._transports.drop_queued(session.identity)
         self._closings.note(session, "consumer", resource)
 
     def _resource_of(self, consumer: Consumer) -> str | None:
@@ -222,12 +233,16 @@ class AccessChecks(Job):
             return None
         return subscription_resource(partition.topic, consumer.subscription.name)
 
-    def _check_producers(self, ended: dict[int, Session], concerned: set[int]) -> Iterator[None]:
+    def _check_producers(
+        self, ended: dict[int, Session], concerned: dict[int, tuple[str, ...]]
+    ) -> Iterator[None]:
         """Close producers whose session may not publish to their topic any more: with its next publish the client opens it
         again, and is refused. Those of sessions that have `ended` are closed already, and counted."""
         tables = self._state.tables
-        asked = np.isin(tables.producers[:, ProducerWord.SESSION], [*ended, *concerned])
-        for slot in np.flatnonzero(asked).tolist():
+        asked = np.array(sorted([*ended, *concerned]), np.int64)
+        sessions = tables.producers[:, ProducerWord.SESSION]
+        is_asked = asked.take(asked.searchsorted(sessions), mode="clip") == sessions
+        for slot in is_asked.nonzero()[0].tolist():
             number = int(tables.producers[slot, ProducerWord.SESSION])
             session = ended.get(number) or self._state.sessions.by_number(number)
             partition = self._state.partition(
@@ -237,7 +252,7 @@ class AccessChecks(Job):
                 continue
             if number in ended:
                 self._closings.note(session, "producer", partition.topic)
-            elif number in concerned:
+            elif partition.topic.startswith(concerned.get(number, ())):
                 close = partial(self._close_producer, session, slot, partition)
                 self._check(slot, _Handle(session, Permission.PRODUCE, partition.topic, close))
             yield

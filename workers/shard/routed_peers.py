@@ -2,8 +2,8 @@ r"""Peers of the ROUTER as kernels know them: each has a row like that of rings,
 
     IN 0    OUT identity    CAPACITY libzmq's functions    BELL_OUT the ROUTER    WAITS 0    SESSION    HEAD
 
-ZeroMQ numbers its peers one after the other, so the low bits of that number are the place of a row. Where another
-peer with a session stands already, a peer has none, and its messages go the ordinary way.
+Identities end with numbers, one after the other, whose low bits are the place of a row. Where another peer with a session
+stands already, a peer has none, and its messages go the ordinary way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from danube_fast.frame.memory import load_i64, load_u8
 from danube_fast.net.port import SEND_LAST, SEND_MORE
 from danube_fast.net.port_kernels import FUNCTIONS, send_copy
 from danube_fast.net.session import ROUTED
+from danube_fast.net.zap import NAME_BYTES
 from danube_fast.ring.duplex_kernel import (
     BELL_OUT,
     CAPACITY,
@@ -37,28 +38,30 @@ __all__ = [
 ]
 
 IDENTITY_BYTES = 5
-"""Of the identities that ROUTER makes: a zero, and a number."""
+"""Of the identities that ROUTER makes: a zero, and a number. Those of a ZapThread have `NAME_BYTES`."""
 LEFT = HEAD + HEAD_BYTES_MAX // WORD_BYTES
 """Publishes of it that kernels leave to Python, as the last one was large."""
 LAST_LINK = LEFT + 1
 """Its link in the job that took a message of it last."""
-_ROW_WORDS = LAST_LINK + 1
+_SIZE = LAST_LINK + 1
+"""Bytes of its identity."""
+_ROW_WORDS = _SIZE + 1
 _ROW_BYTES = _ROW_WORDS * WORD_BYTES
 PEERS_MAX = 4096
 _AT_IDENTITY = OUT * WORD_BYTES
 _HIGH_BITS = 8
 
 
-@kernel("int64(int64,int64)")
-def find_peer(table: int, identity: int) -> int:
+@kernel("int64(int64,int64,int64)")
+def find_peer(table: int, identity: int, size: int) -> int:
     """The row of the peer whose identity lies there, padded with zeros to a word; 0 if it has none, or no session."""
-    low = load_u8(identity + IDENTITY_BYTES - 2) << _HIGH_BITS | load_u8(
-        identity + IDENTITY_BYTES - 1
-    )
+    if size < IDENTITY_BYTES or size > WORD_BYTES:
+        return 0
+    low = load_u8(identity + size - 2) << _HIGH_BITS | load_u8(identity + size - 1)
     row = table + (low & (PEERS_MAX - 1)) * _ROW_BYTES
     if word_of(row, SESSION) == 0 or word_of(row, OUT) != load_i64(identity):
         return 0
-    return row
+    return row if word_of(row, _SIZE) == size else 0
 
 
 @kernel("int64(int64)")
@@ -68,7 +71,7 @@ def _address(row: int) -> int:
         word_of(row, CAPACITY),
         word_of(row, BELL_OUT),
         row + _AT_IDENTITY,
-        IDENTITY_BYTES,
+        word_of(row, _SIZE),
         SEND_MORE,
     )
 
@@ -109,12 +112,13 @@ class RoutedPeers:
     def add(self, identity: bytes, session: int) -> None:
         """Give a peer a row, if its place is free."""
         place = self._place(identity)
-        if len(identity) != IDENTITY_BYTES or identity[:1] != ROUTED:
+        if len(identity) not in (IDENTITY_BYTES, NAME_BYTES) or identity[:1] != ROUTED:
             return
         if self._identities.setdefault(place, identity) != identity:
             return
         row = self._rows[place]
-        row[OUT] = int.from_bytes(identity, "little")
+        word = identity.ljust(WORD_BYTES, b"\0")
+        row[OUT], row[_SIZE] = int.from_bytes(word, "little", signed=True), len(identity)
         row[CAPACITY], row[BELL_OUT] = FUNCTIONS, self.router
         row[SESSION] = session
 

@@ -124,9 +124,20 @@ class Transports:
         return "" if self.rings is None else self.rings.address_of(identity)
 
     def revoke(self, identity: bytes) -> None:
-        """Close the rings of a client, whose session has ended."""
-        if self.rings is not None and identity[0] != _ROUTED:
+        """End the connection of a client, whose session has ended, with what is queued for it."""
+        if identity[0] == _ROUTED:
+            self._cut(identity)
+        elif self.rings is not None:
             self.rings.end(identity)
+
+    def drop_queued(self, identity: bytes) -> None:
+        """Drop what ZeroMQ has queued for a client, which lost a right to receive: it comes back by a new connection."""
+        if identity[0] == _ROUTED:
+            self._cut(identity, if_untaken=True)
+
+    def _cut(self, identity: bytes, *, if_untaken: bool = False) -> None:
+        if self.server.guard is not None:
+            self.server.guard.end(identity, if_untaken=if_untaken)
 
     def end_session(self, identity: bytes) -> None:
         """Let kernels take nothing of a client any more before it has a session again."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from danube_fast.broker.subscription.consumer import UNREPORTED_MESSAGES, Parting
+from danube_fast.broker.subscription.consumer import Parting
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol as p
@@ -42,7 +42,7 @@ from danube_fast.workers.reports.reply_topics import ReplyTopics
 from danube_fast.workers.reports.topic_metrics import TopicMetrics
 from danube_fast.workers.shard.access_checks import AccessChecks
 from danube_fast.workers.shard.assignments import Assignments
-from danube_fast.workers.shard.commands import PERMISSIONS, SessionCommands
+from danube_fast.workers.shard.commands import PERMISSIONS, SessionCommands, limits_of_sessions
 from danube_fast.workers.shard.deliver.consumer_commands import ConsumerCommands
 from danube_fast.workers.shard.deliver.consumers import Consumers
 from danube_fast.workers.shard.deliver.dead_letters import DeadLetters
@@ -206,8 +206,8 @@ class ShardWorker:
             self._authenticator.authenticate,
             consumers.close_session,
         )  # fmt: skip
-        self.greeter.limits["unreported_messages"] = UNREPORTED_MESSAGES
         access = self.secured.access if self.secured else None
+        self.greeter.limits |= limits_of_sessions(access)
         producers = self.producers = Producers(state, delivery, self.limits, access)
         self.forwarder = Forwarder(state, delivery, self.intake, producers, access is None)
         self.dead_letters = DeadLetters(state, consumers, producers, self.intake, self.reader)

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import traceback
 
 from danube_fast.clock import Clock
 from danube_fast.config import Settings
-from danube_fast.errors import Internal, InvalidArgument, PermissionDenied, Unavailable
+from danube_fast.errors import Internal, PermissionDenied, Unavailable
 from danube_fast.security.authenticators import (
     AUTHENTICATORS,
     AuthenticatorRules,
@@ -87,34 +86,8 @@ def load_authenticator(settings: Settings, clock: Clock) -> AskedAuthenticator |
     rules = AuthenticatorRules(
         name, settings.authenticator_prefix, settings.authenticator_unregistered
     )
-    # before the supervisor takes this process for one that hangs, which could not say why
-    return AskedAuthenticator(
-        rules, _made(settings.authenticator, settings.worker_start_timeout_ms / 2000), clock
-    )
-
-
-def _made(setting: str, seconds: float) -> SecretAuthenticator:
-    """Make the authenticator within a time. Raises InvalidArgument, Unavailable."""
-    made: list[SecretAuthenticator] = []
-    errors: list[InvalidArgument] = []
-
-    def make() -> None:
-        try:
-            made.append(AUTHENTICATORS.load(setting))
-        except InvalidArgument as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=make, name="authenticator", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    for error in errors:
-        raise error
-    if not made:
-        raise Unavailable(
-            f"the authenticator {setting.partition(':')[0]} of another package has not been made within {seconds:g} s; "
-            "repair what it waits for, or leave the setting authenticator empty"
-        )
-    return made[0]
+    made = AUTHENTICATORS.load(settings.authenticator, settings.worker_start_timeout_ms)
+    return AskedAuthenticator(rules, made, clock)
 
 
 def _place(error: BaseException) -> str:

@@ -23,10 +23,12 @@ from danube_fast.net.sign_on import PATH, Grant, Refusal, SignOnRequest
 from danube_fast.security.curve import is_public_key
 from danube_fast.security.tokens import TOKEN_BYTES_MAX
 
-__all__ = ["NotProved", "SignOnService", "create_app"]
+__all__ = ["ROUTES", "NotProved", "SignOnService", "create_app"]
 
 _log = logging.getLogger(__name__)
 
+ROUTES = {PATH: "POST"}
+"""Path -> method: all that this port serves."""
 BODY_BYTES_MAX = 1024
 UNPROVED = (
     "this API key or token is not accepted; get a new one from an administrator, or from its issuer"
@@ -105,12 +107,13 @@ def create_app(
 
 async def _read(scope: dict[str, Any], receive: Receive) -> tuple[str, str]:
     """Read a request: the bearer's text and the public key. Raises _Refused."""
-    if scope["path"] != PATH:
+    method = ROUTES.get(scope["path"])
+    if method is None:
         raise _Refused(
             HTTPStatus.NOT_FOUND, NotFound(f"there is no {scope['path']!a:.100}; POST {PATH}")
         )
-    if scope["method"] != "POST":
-        raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, InvalidArgument(f"POST to {PATH}"))
+    if scope["method"] != method:
+        raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, InvalidArgument(f"{method} to {PATH}"))
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) != 1 or found[0][: len(_BEARER)].lower() != _BEARER:
         text = "send one header, Authorization: Bearer and an API key or a token"

@@ -5,12 +5,14 @@
                                                                     issuer that is gone or differs from what was stored
 
 A token lets no one in by an entry that the coordinator has not stored. So what it has stored tells of all sign-ons that are
-there, also when the file has changed while both processes were down.
+there, also when the file has changed while both processes were down. A process that starts again with a file that cannot be
+used knows no issuers: no token counts, and no sign-on ends, until it can be used.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from danube_fast.broker import messages as m
@@ -18,6 +20,7 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.config import Settings
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.issuers import Issuer, read_issuers
+from danube_fast.security.jwks import check_files
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.tokens import TokenVerifier
 from danube_fast.workers.process.mailbox import Mailbox, Reply
@@ -31,30 +34,41 @@ TIMEOUT_MS = 3000
 RETRY_NS = 500 * MILLISECOND_NS
 
 
-def issuer_files(settings: Settings) -> LiveFiles[list[Issuer]]:
-    """Read the trusted issuers, live; without the setting `tokens` there are none. Raises FailedPrecondition, InvalidArgument."""
+def issuer_files(settings: Settings, *, may_wait: bool = False) -> LiveFiles[list[Issuer] | None]:
+    """Read the trusted issuers, live; without the setting `tokens` there are none. A file of them counts only if the files
+    that it names can be used, too.
+
+    `may_wait`: they are None until the file can be used. Else raises FailedPrecondition, InvalidArgument, Unavailable.
+    """
     paths = [Path(settings.tokens)] if settings.tokens else []
 
     def load() -> list[Issuer]:
         issuers = [each for path in paths for each in read_issuers(path)]
         if issuers:
             TokenVerifier(issuers)  # a file that needs a library that is missing cannot be used
+        for each in issuers:
+            check_files(each)
         return issuers
 
-    return LiveFiles("the file of trusted issuers", paths, load)
+    return LiveFiles(
+        "the file of trusted issuers", paths, load, (lambda: None) if may_wait else None
+    )
 
 
-def _digests_of(issuers: list[Issuer]) -> dict[str, str]:
-    return {each.name: each.digest for each in issuers}
+def _digests_of(issuers: list[Issuer] | None) -> dict[str, str] | None:
+    return None if issuers is None else {each.name: each.digest for each in issuers}
 
 
 class IssuerWatch:
     """Keep a verifier in step with the file of issuers. Used by the event loop only."""
 
     def __init__(
-        self, files: LiveFiles[list[Issuer]], verifier: Verifier, mailbox: Mailbox
-    ) -> None:
+        self, files: LiveFiles[list[Issuer] | None], verifier: Verifier, mailbox: Mailbox,
+        port_fault: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
+        """`port_fault` says why the port of sign-on takes no connections, which goes to the coordinator, too."""
         self._files, self._verifier, self._mailbox = files, verifier, mailbox
+        self._port_fault = port_fault
         self._digests = _digests_of(files.loaded)
         self._is_asking = False
         self._now_ns = self._next_ns = 0
@@ -77,7 +91,10 @@ class IssuerWatch:
             self._change()
         if self._is_asking or now_ns < self._next_ns:
             return
-        read = m.IssuersRead(self._files.fault, self._digests)
+        fault = self._files.fault
+        if self._digests is None:
+            fault = f"no token counts until this file can be used: {fault}"
+        read = m.IssuersRead(fault, self._digests, self._port_fault())
         if self._told != read:
             self._tell(read)
 

@@ -5,7 +5,8 @@
 
 One event loop in one thread: HTTP, the mailbox, timers. Keys of issuers are fetched by threads beside it. Clients that
 are in need nothing of it; while it is down no client signs on, and the supervisor starts it again. A start of the broker
-waits for it, so that one with files or an authenticator that cannot be used is refused.
+waits for it, so that one with files or an authenticator that cannot be used is refused. A process that starts again goes on
+without files that cannot be used, and takes them as soon as they can be.
 """
 
 from __future__ import annotations
@@ -64,16 +65,20 @@ class SignOnProcess:
     """Sign-on without its process."""
 
     def __init__(self, booted: Boot) -> None:
-        """Raises FailedPrecondition, InvalidArgument for files and for an authenticator that cannot be used."""
-        settings = booted.settings
+        """Raises FailedPrecondition, InvalidArgument for an authenticator that cannot be used, at the first start for files,
+        too."""
+        settings, is_again = booted.settings, booted.config.epoch > 1
         self._boot = booted
         self._access = Access(booted.clock)
         self._copy = SecurityCopy(booted, self._access)
-        files = issuer_files(settings)
+        files = issuer_files(settings, may_wait=is_again)
         authenticator = load_authenticator(settings, booted.clock)
         self._verifier = Verifier(self._access.policy, files.loaded, booted.clock, authenticator)
-        self._issuers = IssuerWatch(files, self._verifier, booted.mailbox)
-        self._tls = ServerTls.of(settings)
+        # certificates of clients prove no one here, so CAs and lists of revoked ones are none of its business
+        self._tls = ServerTls(
+            Path(settings.tls_certificate), Path(settings.tls_key), may_wait=is_again
+        )
+        self._issuers = IssuerWatch(files, self._verifier, booted.mailbox, self._port_fault)
         self._waiting: list[Waiting] = []
         """Records that the next message to the coordinator takes, and the entries that have vouched for them."""
         self._is_sending = False
@@ -139,6 +144,10 @@ class SignOnProcess:
             self._turns = self._loop.call_later(TICK_SECONDS, self._turn)
         else:
             self._turns = self._loop.call_later(0, self._turn)
+
+    def _port_fault(self) -> str:
+        """Say why the port closes all connections; empty: it does not."""
+        return "" if self._tls.fingerprint else f"its port waits for a TLS pair: {self._tls.fault}"
 
     # ------------------------------------------------------------ sign-on
 

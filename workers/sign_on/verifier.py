@@ -7,7 +7,7 @@ All that is wrong with it is one refusal for the client; the audit log has the r
 from __future__ import annotations
 
 from danube_fast.clock import SECOND_NS, Clock
-from danube_fast.errors import PermissionDenied
+from danube_fast.errors import PermissionDenied, Unavailable
 from danube_fast.security import api_keys
 from danube_fast.security.issuers import Issuer
 from danube_fast.security.policy import Policy
@@ -26,7 +26,7 @@ class Verifier:
     """Verify API keys, tokens and other secrets. Used by the event loop only."""
 
     def __init__(
-        self, policy: Policy, issuers: list[Issuer], clock: Clock, authenticator: AskedAuthenticator | None
+        self, policy: Policy, issuers: list[Issuer] | None, clock: Clock, authenticator: AskedAuthenticator | None
     ) -> None:  # fmt: skip
         """Raises FailedPrecondition if there are issuers, and the library for tokens is missing."""
         self._policy, self._clock, self._authenticator = policy, clock, authenticator
@@ -34,9 +34,10 @@ class Verifier:
         """Keys of trusted issuers, by their names."""
         self.trust(issuers)
 
-    def trust(self, issuers: list[Issuer]) -> None:
-        """Trust these issuers and no others. Keys are kept of those that are the same as before. Raises FailedPrecondition as
-        above."""
+    def trust(self, issuers: list[Issuer] | None) -> None:
+        """Trust these issuers and no others; None: they are not known yet. Keys are kept of those that are the same as before.
+        Raises FailedPrecondition as above."""
+        self._is_waiting, issuers = issuers is None, issuers or []
         self._tokens = TokenVerifier(issuers) if issuers else None
         before, self.caches = self.caches, {}
         for issuer in issuers:
@@ -49,6 +50,10 @@ class Verifier:
         """Return what a text vouches for; `address`: whence it comes. Raises PermissionDenied with the reason, Unavailable."""
         if api_keys.is_api_key(text):
             return self._verify_api_key(text)
+        if self._is_waiting:  # it may be a token, which no authenticator is to see
+            raise Unavailable(
+                "the broker cannot read just now which issuers it trusts; API keys are good meanwhile"
+            )
         if self._authenticator is not None and not self._is_of_an_issuer(text):
             return await self._authenticator.verify(text, address)
         tokens = self._tokens

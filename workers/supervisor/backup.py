@@ -108,7 +108,8 @@ def back_up(
 
     Raises NotFound if there is no data directory, FailedPrecondition if a broker runs there (with its pid) or something
     cannot be read or written, AlreadyExists, InvalidArgument for a path that cannot be a backup, ResourceExhausted if the
-    disk is full. Then there is no new file.
+    disk is full. Then there is no new file, with one exception: with `replace`, if all is written and the sync of its folder
+    fails, the new file is in its place, and the error says so; the older one is gone, and this one is better than none.
     """
     folder, path = data_dir.absolute(), path.absolute()
     _check_target(folder, path, replace=replace)
@@ -253,7 +254,7 @@ def _new_file(path: Path, *, replace: bool) -> Iterator[int]:
         finally:
             os.close(fd)
             beside.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        _sync_name(path, replace=replace)
     except FileExistsError:
         raise _taken(path) from None
     except OSError as error:
@@ -263,6 +264,20 @@ def _new_file(path: Path, *, replace: bool) -> Iterator[int]:
             ) from error
         raise FailedPrecondition(
             f"cannot write {path}: {error.strerror}; make its folder writable for this user, or name another one"
+        ) from error
+
+
+def _sync_name(path: Path, *, replace: bool) -> None:
+    """Make a name durable; a file that took no other's place is removed if that fails. Raises OSError, FailedPrecondition."""
+    try:
+        sync_directory(path.parent)
+    except OSError as error:
+        if not replace:
+            path.unlink()
+            raise
+        raise FailedPrecondition(
+            f"{path} is written and in its place, but its folder cannot be synced ({error.strerror}), so behind a power "
+            "failure an older file may be there, or none: see to its disk, and repeat this"
         ) from error
 
 

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from danube_fast.checks import COMPONENTS
 from danube_fast.children import child_environment, module_command
-from danube_fast.config import PORT_MAX, Settings, split_address
+from danube_fast.config import ENVIRONMENT_PREFIX, PORT_MAX, Settings, split_address
 from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
@@ -302,12 +303,15 @@ class Shared:
             for _, outbound, inbound in config.mailbox_fds:
                 passed += [outbound, inbound]
             passed += [fd for fd in (config.admin_fd, config.sign_on_fd) if fd >= 0]
+            environment = child_environment()
+            for name in COMPONENTS:  # children have the settings from their boot
+                environment.pop(f"{ENVIRONMENT_PREFIX}{name.upper()}", None)
             return subprocess.Popen(
                 module_command(MODULES[config.role], "--boot-fd", str(boot_fd)),
                 stdin=subprocess.DEVNULL,
                 stdout=STANDARD_ERROR,  # our own output is one ready line
                 pass_fds=passed,
-                env=child_environment(),
+                env=environment,
                 process_group=0,  # a terminal's Ctrl-C is for the supervisor alone
             )
         finally:

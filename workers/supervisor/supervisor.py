@@ -45,6 +45,7 @@ from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.authenticators import check_authenticator
 from danube_fast.security.authorizers import check_authorizer
+from danube_fast.types import AUTH_NONE_TEXT
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.precompile import precompile
@@ -367,7 +368,7 @@ def _sign_on_text(shared: Shared) -> str:
 def _auth_text(shared: Shared) -> str:
     """Say who may come in."""
     if shared.settings.auth == "none":
-        return "none: all who reach it, and every user of this host, may do everything"
+        return AUTH_NONE_TEXT
     text = f"required; server key {shared.server_key}"
     for other in shared.server_keys:
         if other != shared.server_key:

@@ -5,8 +5,8 @@
     turns     one worker --> lists at a pace, and `clients` producers that stay open
                   quiet, changed, quiet, changed, ...     `CHANGES_PER_S` bindings a second are made or deleted
 
-A turn is one call of the worker's `do_work` (history/turn_probe.py). Behind each change a worker looks at all sessions, and
-at what those of its subject have open. `turn_ratio` is the median of the ratios of neighbours' p99.
+A turn is one call of the worker's `do_work` (history/turn_probe.py). Behind each change a worker looks which sessions it
+concerns, and at what those have open inside its scope. `turn_ratio` is the median of the ratios of neighbours' p99.
 """
 
 from __future__ import annotations

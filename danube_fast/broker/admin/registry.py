@@ -42,9 +42,12 @@ class Asker:
     """Principal that asks for an operation."""
 
     def __init__(
-        self, principal: str = "", authorize: Callable[[str, Permission, str], None] | None = None
-    ) -> None:
-        """`authorize`: as in `run`; None: the broker itself asks, which may do everything."""
+        self, principal: str = "", authorize: Callable[[str, Permission, str], None] | None = None,
+        known: dict[str, bool] | None = None,
+    ) -> None:  # fmt: skip
+        """`authorize`: as in `run`; None: the broker itself asks, which may do everything. `known`: as the field."""
+        self.known = {} if known is None else known
+        """Whether it may look resources up, of those that a list has asked about."""
         self.principal = str(principal)
         """Its name, for records and messages."""
         self._identity, self._authorize = principal, authorize
@@ -327,11 +330,13 @@ def run(
     name: str,
     arguments: dict[str, Any],
     answer: Answer,
+    known: dict[str, bool] | None = None,
 ) -> None:
-    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided."""
+    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided. `known`: as of
+    Asker."""
     try:
         operation, values = check(authorize, principal, name, arguments)
-        answer.asker = Asker(principal, authorize)
+        answer.asker = Asker(principal, authorize, known)
         operation.function(context, answer, **values)
     except Undecided:
         raise

@@ -15,12 +15,12 @@ __all__ = ["Visibility", "answer_in_slices"]
 
 class Visibility:
     """Which topics and subscriptions one asker may be told of, for one command. Asks for each of them once: a list that
-    waits for answers begins again with each, and goes on with those that it had."""
+    waits for answers begins again with each, and goes on with those that its asker has."""
 
     def __init__(self, context: AdminContext, asker: Asker) -> None:
         self._topics, self._asker = context.topics, asker
         self._is_enforced = context.security.is_enforced
-        self._known: dict[str, bool] = {}
+        self._known = asker.known
 
     def shows_topic(self, topic: str) -> bool:
         """Whether a topic may be named. A reply topic is named to the principal that made it: who has its name can reply."""

@@ -14,8 +14,8 @@ class Rate(Protocol):
         """In how many ns something may go; 0: now."""
         ...
 
-    def room(self, now_ns: int) -> int:
-        """Messages that may go now, at least 1 when nothing is owed."""
+    def room(self, now_ns: int, message_bytes: int) -> int:
+        """Messages of so many bytes that may go now, at least 1 when nothing is owed."""
         ...
 
     def take(self, now_ns: int, messages: int, byte_count: int) -> None:

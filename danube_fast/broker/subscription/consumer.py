@@ -109,6 +109,11 @@ class Stored:
         """It has not all of its offsets: see sparse.py."""
 
     @property
+    def message_bytes(self) -> int:
+        """Bytes of one of its messages, in the mean."""
+        return self.frame_bytes // max(1, self.message_count)
+
+    @property
     def memory(self) -> memoryview:
         """The frame's bytes, not copied."""
         holder: Any = self.holder

@@ -252,7 +252,7 @@ class Subscription(Returns):
             if self.rate is not None:
                 if self.must_rest(self.rate, now_ns):
                     return False
-                rows = rows[: self.rate.room(now_ns)]
+                rows = rows[: self.rate.room(now_ns, found.message_bytes)]
             if router is not None:
                 self._route(found, rows, now_ns, effects, waiting=True)
                 continue
@@ -294,7 +294,7 @@ class Subscription(Returns):
             if found.is_delayed and self.tracks and len(rows):
                 rows = self.postpone(found, rows, now_ns)
             if self.rate is not None and len(rows):
-                rows = rows[: self.rate.room(now_ns)]
+                rows = rows[: self.rate.room(now_ns, found.message_bytes)]
                 self.next_offset = base + int(rows[-1]) + 1
             if self.router is not None:
                 self._route(found, rows, now_ns, effects, waiting=False)

@@ -11,12 +11,12 @@ import typer
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.contexts.context_file import value_of
 from danube_fast.cli.options import (
+    ExpiresOption,
     OutputForm,
     OutputOption,
     YesOption,
     command,
     example,
-    seconds_from,
 )
 from danube_fast.cli.output import print_result, safe_text
 from danube_fast.cli.security import audit, certificates, server_key, sign_ons, tokens
@@ -257,7 +257,7 @@ def add_key(
     ask: Ask, user: UserArgument, public_key: KeyOption = None, public_key_of: KeyFileOption = None,
     uid: UidOption = None, certificate_of: CertificateOption = None,
     certificate_subject: SubjectOption = None, certificate_subject_of: SubjectFileOption = None,
-    expires_seconds: Annotated[int, typer.Option(parser=seconds_from(0, whole=True), metavar="TIME", help="It ends after so long, such as 30d; 0: never.")] = 0,
+    expires_seconds: ExpiresOption = 0,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
 ) -> None:  # fmt: skip
     """Register a key, a local user, a certificate or its subject as this user. A second one may stand beside it while you rotate."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import YesOption, example, seconds_from
+from danube_fast.cli.options import ExpiresOption, YesOption, example
 from danube_fast.cli.output import note
 from danube_fast.cli.security.deletions import delete_record
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
@@ -29,14 +29,7 @@ _UNANSWERED = (Unavailable, DeadlineExceeded, KeyboardInterrupt)
 def add(
     ask: Ask,
     user: Annotated[str, typer.Argument(metavar="USER", help="Its name.")],
-    expires_seconds: Annotated[
-        int,
-        typer.Option(
-            parser=seconds_from(0, whole=True),
-            metavar="TIME",
-            help="It ends after so long, such as 30d; 0: never.",
-        ),
-    ] = 0,
+    expires_seconds: ExpiresOption = 0,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     to_file: Annotated[
         Path | None,

@@ -19,7 +19,7 @@ from danube_fast.cli.options import (
     TopicArgument,
     YesOption,
     example,
-    seconds_from,
+    seconds_option,
 )
 from danube_fast.cli.output import (
     Progress,
@@ -92,17 +92,12 @@ def flush(
     topic: TopicArgument,
     hold_seconds: Annotated[
         int,
-        typer.Option(
-            parser=seconds_from(0, whole=True),
-            metavar="TIME",
-            help="Keep its objects for so long, for readers that have the store alone.",
+        seconds_option(
+            "Keep its objects for so long, for readers that have the store alone.", 0, whole=True
         ),
     ] = 0,
     wait_seconds: Annotated[
-        int,
-        typer.Option(
-            parser=seconds_from(1, whole=True), metavar="TIME", help="How long the upload may take."
-        ),
+        int, seconds_option("How long the upload may take.", 1, whole=True)
     ] = WAIT_SECONDS,
 ) -> None:
     """Upload all messages of a topic up to now; asks a running broker."""
@@ -120,12 +115,7 @@ def renew(
     ask: Ask,
     hold: HoldArgument,
     hold_seconds: Annotated[
-        int,
-        typer.Option(
-            parser=seconds_from(1, whole=True),
-            metavar="TIME",
-            help="Keep its objects for so long from now on.",
-        ),
+        int, seconds_option("Keep its objects for so long from now on.", 1, whole=True)
     ],
     topic: OfTopicOption = None,
 ) -> None:

@@ -187,6 +187,11 @@ class Attachment:
         self.flow_id = self.credit.flow_id
         self.frames_received = self.taken_frames = 0
         connection.receivers[self.consumer_id] = self
+        options = dict(consumer.options)
+        if consumer.type != READER:
+            options |= _OPTION
+        if connection.wants_topics:
+            options["topic"] = self.parent
         reading_on = self.ever_subscribed and consumer.type == READER
         self._call = connection.call(
             Call(
@@ -199,9 +204,7 @@ class Attachment:
                     consumer.type,
                     self.next_offset if reading_on else self.position,
                     consumer.name,
-                    consumer.options
-                    if consumer.type == READER
-                    else {**consumer.options, **_OPTION},
+                    options,
                 ),
                 OnLoss.FORGET,
                 self._on_subscribed,

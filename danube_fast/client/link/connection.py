@@ -94,6 +94,8 @@ class Connection:
         self.reporters: dict[Any, Reporter] = {}
         """By attachment: asked with the next heartbeat how far the application is."""
         self.takes_reports = False
+        self.wants_topics = False
+        """What is opened on a partition says the topic, too."""
         self.producer_names: dict[tuple[int, int], str] = {}
         self.calls: dict[int, Call] = {}
         self.bundler = Bundler(self)
@@ -243,6 +245,7 @@ class Connection:
         self._session, self._token = command.session, command.token
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
+        self.wants_topics = "topics_named" in self.limits
         self._pinged_ns = 0
         self._retry_ns = HANDSHAKE_RETRY_NS
         first, self._opened = not self._opened, True

@@ -3,14 +3,15 @@
 A connection that had rings waits a while for new ones when the worker ends, as it is about to come back; one
 that never had them goes to ZeroMQ at once.
 
-A broker that has to prove itself (`trust.py`) is asked to with every port: by CURVE over tcp, by the kernel's word on
-this host. A client with a key goes by tcp where the broker does not take its local user for the same principal, or a
-process of another user listens in the broker's place. A client that signs on has no tcp port before it has, and signs on anew when the broker has forgotten it.
+A broker is asked to prove itself (`trust.py`) with every port: by CURVE over tcp, if the client has a key, by the kernel's
+word on this host. A client goes by tcp where a process of another user listens on this host, unless it has pinned that
+user alone, and one with a key also where the broker does not take its local user for the same principal. A client that signs on has no tcp port before it has, and signs on anew when the broker has forgotten it.
 """
 
 from __future__ import annotations
 
 import enum
+import secrets
 
 import zmq
 
@@ -29,6 +30,7 @@ from danube_fast.client.values.limits import (
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
 from danube_fast.net.port import Port
+from danube_fast.net.zap import NAME_BYTES
 from danube_fast.ring.handover import knock
 
 __all__ = ["Dialer", "Rings"]
@@ -74,6 +76,8 @@ class Dialer:
         """Whether `open` is to be called now: for another key, or another sign-on."""
         self._waits_for_rings = False
         """Whether it is rings that are waited for."""
+        self._rests = False
+        """Whether nothing is opened the next time: what listened over ipc is ending, and may answer no more."""
         self._is_local = False
         """Whether the last port stays on this host, where the kernel proves both sides."""
         self._pause_until_ns = 0
@@ -108,11 +112,9 @@ class Dialer:
                 try:
                     port = RingPort.dial(endpoint, self._trust.users)
                 except PermissionDenied:
-                    # over tcp the broker proves itself by its key; without one it is known by its user only
-                    is_known_by_user = self._trust.is_secured and not self.tcp
-                    if is_known_by_user or self._rings is Rings.REQUIRED:
+                    if self._rings is Rings.REQUIRED:
                         raise
-                    # a broker of another user has no rings for this one
+                    # a broker of another user has no rings for this one; a socket looks who listens, too
                     self._rings = Rings.NEVER
                     return self._open_socket(endpoint)
                 waits = self._waits and self._waits_for_rings
@@ -215,10 +217,16 @@ class Dialer:
             self._wait_until_ns = self._clock.monotonic_ns() + RINGS_WAIT_NS
             self._waits_for_rings = isinstance(port, RingPort)
         if isinstance(port, GuardedPort):
-            if self.tcp and not was_open:  # the local user is not registered, or a stranger listens
+            is_stranger = isinstance(port.lost, PermissionDenied)
+            # with a key it may be that the local user is not registered
+            is_back_soon = was_open or (self._waits and not self._trust.has_key) or not self.tcp
+            if is_back_soon and not is_stranger:
+                self._rests = True
+            elif self.tcp:
                 self._go_far()
-                return None
-            return port.lost if isinstance(port.lost, PermissionDenied) else None
+            else:
+                return port.lost
+            return None
         if port.refused:
             if self._rings is Rings.REQUIRED:
                 return Unavailable(f"{port.lost}; use transport='auto', or 'zmq'")
@@ -231,7 +239,6 @@ class Dialer:
         if not endpoint:
             return None
         trust, is_ipc = self._trust, endpoint.startswith("ipc://")
-        is_guarded = is_ipc and trust.is_secured
         is_curve = trust.has_key and not is_ipc
         if is_curve and not endpoint.startswith("tcp://"):
             raise PermissionDenied(
@@ -241,8 +248,9 @@ class Dialer:
         if is_curve and not self._take_key():
             return None
         socket = self._new_socket()
-        if is_guarded:
+        if is_ipc:
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            socket.setsockopt(zmq.ROUTING_ID, b"\0" + secrets.token_bytes(NAME_BYTES - 1))
         if endpoint.startswith("tcp://["):
             socket.setsockopt(zmq.IPV6, 1)
         try:
@@ -257,7 +265,7 @@ class Dialer:
             self._watch.detach()
             socket.close(0)
             raise Unavailable(f"cannot connect to {endpoint} ({error}); check it") from error
-        return GuardedPort(socket, endpoint, trust.users) if is_guarded else Port(socket)
+        return GuardedPort(socket, endpoint, trust.users) if is_ipc else Port(socket)
 
     @property
     def _waits(self) -> bool:
@@ -271,13 +279,14 @@ class Dialer:
     def _chosen(self, endpoint: str) -> str:
         """Return where a socket is to go now: to that endpoint, or the one over tcp; empty: nowhere, as nothing listens.
         Raises PermissionDenied."""
-        trust = self._trust
-        if self._clock.monotonic_ns() < self._far_until_ns or not (
-            trust.is_secured and endpoint.startswith("ipc://")
-        ):
+        is_far = self._clock.monotonic_ns() < self._far_until_ns
+        if is_far or not endpoint.startswith("ipc://"):
             return self.tcp or endpoint
+        if self._rests:
+            self._rests = False
+            return ""
         try:
-            if knock(endpoint, trust.users):
+            if knock(endpoint, self._trust.users):
                 return endpoint
         except PermissionDenied:
             if not self.tcp:

@@ -33,7 +33,7 @@ class RingPort:
         self._socket = sock
         self._duplex: Duplex | None = None
         self._queue: deque[tuple[Any, ...]] = deque()
-        self._rest: list[bytes] = []
+        self._rest: list[Any] = []
         self.arms = True
         """Whether a `receive_head` that finds nothing asks the worker for a signal; False: a leader does."""
         self.more = False
@@ -82,7 +82,7 @@ class RingPort:
 
     # ------------------------------------------------------------ in
 
-    def receive_head(self) -> bytes | None:
+    def receive_head(self) -> bytes | memoryview | None:
         """Return the first part of the next message, if there is one."""
         if self.lost is not None:
             return None
@@ -93,11 +93,12 @@ class RingPort:
             return None
         if message is None:
             return None
+        head: bytes | memoryview
         head, *self._rest = message
         self.more = bool(self._rest)
         return head
 
-    def _receive(self) -> list[bytes] | None:
+    def _receive(self) -> list[Any] | None:
         duplex = self._duplex
         if duplex is None:
             duplex = self._duplex = take(self._socket, _MESSAGE_BYTES_MAX)

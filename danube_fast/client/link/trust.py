@@ -1,8 +1,8 @@
 """Proofs that a client asks of its broker, fixed before it connects: its keys, and the user that it runs as.
 
     tcp      CURVE, to one of the keys that are pinned here; without one, nothing is proved
-    ipc      the kernel says whose process listens; asked if a key or a user is pinned here
-    rings    the same, asked always
+    ipc      the kernel says whose process listens: a process of this user, of root, or of the user that is pinned
+    rings    the same
 
 Nothing is trusted because it was there first: keys are given by the application, or come with a sign-on over HTTPS.
 Several are pinned while the broker's key is rotated. The one that proved itself last is asked for first.
@@ -50,6 +50,11 @@ class Trust:
     def has_key(self) -> bool:
         """Whether both sides prove over tcp who they are."""
         return bool(self.server_keys) or self.sign_on is not None
+
+    @property
+    def allows_tcp(self) -> bool:
+        """Whether tcp will do where the broker does not prove itself on this host: with a key, or with nothing pinned."""
+        return self.has_key or not self.is_secured
 
     def is_ready(self) -> bool:
         """Whether a connection over tcp may be made now; take the keys that a sign-on has brought."""

@@ -99,8 +99,8 @@ class Lane(LaneState):
         request = self.connection.next_request()
         command: OpenProducer | OpenProducerUnnamed
         command = OpenProducerUnnamed(request, self.partition_id, self.producer.name)
-        if self.topic.startswith(REPLY_TOPICS):
-            command = OpenProducer(request, self.partition_id, self.producer.name, self.topic)
+        if self.connection.wants_topics or self.topic.startswith(REPLY_TOPICS):
+            command = OpenProducer(request, self.partition_id, self.producer.name, self.parent)
         self._opening = self.connection.call(Call(command, OnLoss.FORGET, self._on_opened))
 
     def _on_opened(self, call: Call) -> None:

@@ -51,14 +51,14 @@ class LaneState:
 
     __slots__ = (
         "_measured", "_plain_bytes", "ack_class", "batch", "connection", "failure", "is_minded", "next_sequence",
-        "opened", "partition_id", "phase", "plain", "producer", "producer_epoch", "producer_id", "topic", "unacked",
+        "opened", "parent", "partition_id", "phase", "plain", "producer", "producer_epoch", "producer_id", "topic", "unacked",
     )  # fmt: skip
 
     def __init__(self, producer: ProducerState, partition: Partition) -> None:
         self.producer = producer
         self.ack_class = producer.ack_class
         self.connection = partition.connection
-        self.topic = partition.topic
+        self.topic, self.parent = partition.topic, partition.parent
         self.partition_id = partition.partition_id
         self.phase = Phase.OPENING
         self.opened = False

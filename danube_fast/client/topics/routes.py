@@ -156,10 +156,10 @@ class Routes:
         transport: str,
         host_id: str,
         *,
-        has_key: bool = False,
+        allows_tcp: bool = False,
     ) -> None:
         """`connect_worker` opens a connection to an endpoint, which may be on this host, or else to the one over tcp.
-        `has_key`: the client proves over tcp who it is, and goes there where it is not known on this host."""
+        `allows_tcp`: that will do where it is not known on this host, or a process of another user listens there."""
         self.pump = bootstrap.pump
         self.bootstrap = bootstrap
         self.workers: dict[str, Connection] = {}
@@ -169,7 +169,7 @@ class Routes:
         self._connect_worker = connect_worker
         self._transport = transport
         self._host_id = host_id
-        self._has_key = has_key
+        self._allows_tcp = allows_tcp
 
     def lookup_steps(
         self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
@@ -237,7 +237,7 @@ class Routes:
                     "transport='shm' is not offered by this broker, which has few file descriptors; "
                     "use transport='auto', or raise its `ulimit -n`"
                 )
-            connection = self._worker(ipc if near else tcp, near, tcp if self._has_key else "")
+            connection = self._worker(ipc if near else tcp, near, tcp if self._allows_tcp else "")
             # only the broker knows whether "-part-" is a mark or part of a name
             number = None if topic == parent else int(topic[len(parent) + len(PART_MARK) :])
             partitions.append(Partition(partition_id, topic, connection, parent, number))

@@ -71,7 +71,7 @@ from danube_fast.workers.shard.publish.turn_layout import (
     TakenWord,
 )
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX
-from danube_fast.workers.shard.routed_peers import IDENTITY_BYTES, LAST_LINK, LEFT, find_peer
+from danube_fast.workers.shard.routed_peers import LAST_LINK, LEFT, find_peer
 
 __all__ = ["take_rounds"]
 
@@ -175,9 +175,9 @@ def _take_one(job: int, link: int) -> int:
 @kernel("int64(int64)")
 def _peer_in_hand(job: int) -> int:
     """The row of the peer whose message is in hand; 0 if it has none."""
-    if load_word(job, JobWord.SENDER_FOUND) & SIZE_MASK != IDENTITY_BYTES:
-        return 0
-    return find_peer(load_word(job, JobWord.PEERS), load_word(job, JobWord.MESSAGE) + AT_SENDER)
+    size = load_word(job, JobWord.SENDER_FOUND) & SIZE_MASK
+    sender = load_word(job, JobWord.MESSAGE) + AT_SENDER
+    return find_peer(load_word(job, JobWord.PEERS), sender, size)
 
 
 @kernel("int64(int64)")
