@@ -15,7 +15,6 @@ from danube_fast.cli.options import (
     DataDirOption,
     OutputForm,
     OutputOption,
-    YesOption,
     command,
 )
 from danube_fast.cli.output import Progress, bytes_text, counted, print_result, safe_text
@@ -47,7 +46,7 @@ def backup(
             "--without-secrets", help="Leave the keys out: a broker does not start on such a copy."
         ),
     ] = False,
-    yes: YesOption = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Replace the file if it is there.")] = False,
     config: ConfigOption = None,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
@@ -112,7 +111,7 @@ def restore(
     value = _value(manifest)
     if list_files:
         files = [f"{each.mode}  {each.bytes:>12,}  {each.path}" for each in manifest.files]
-        lines = [*_lines(manifest, str(folder)), *files]
+        lines = [*_lines(manifest, data_dir or "DIR"), *files]
         value = {**value, "file": str(file), "files": msgspec.to_builtins(manifest.files)}
     else:
         lines = [f"restored {folder}", *_lines(manifest, str(folder))]

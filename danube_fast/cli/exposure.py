@@ -92,7 +92,7 @@ def _is_loopback(address: str, option: str) -> bool:
 
 def files(settings: Settings) -> Iterator[Finding]:
     """Look at the files of a data directory that hold secrets, and at what waits in it."""
-    from danube_fast.workers.supervisor.backup import SECRET_FILES
+    from danube_fast.workers.supervisor.contents import SECRET_FILES
 
     folder = Path(settings.data_dir).absolute()
     if not folder.is_dir():

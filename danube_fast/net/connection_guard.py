@@ -131,8 +131,8 @@ class ConnectionGuard:
         self._spoke.add(fd)
 
     def end(self, identity: bytes, *, if_untaken: bool = False) -> None:
-        """Cut a connection within a look or two, and with it what ZeroMQ has queued for it; `if_untaken`: unless its
-        peer has taken all that was sent. For the loop."""
+        """Cut a connection within a look or two, and with it what ZeroMQ has queued for it; `if_untaken`, or if it has a
+        session again: unless its peer has taken all that was sent. For the loop."""
         self._ending[identity] = if_untaken and self._ending.get(identity, True)
 
     def start(self) -> None:
@@ -456,7 +456,8 @@ class ConnectionGuard:
             identity = one.identity or self._senders.get(one.fd, b"")
             if identity not in ending or one.is_cut:
                 continue
-            if not ending[identity] or untaken_bytes(one.fd) > 0:
+            has_ended = not ending[identity] and self._heard(identity) is None
+            if has_ended or untaken_bytes(one.fd) > 0:
                 self._cut(one, Reason.RIGHTS)
 
     def _cut(self, one: Connection, reason: Reason) -> None:

@@ -319,7 +319,10 @@ class RingServer:
         process_id, user, _ = _credentials(sock)
         if self._admits is not None:
             if not self._admits(user):
-                _refuse(sock, f"local user {user} is not registered with this broker")
+                _refuse(
+                    sock,
+                    f"local user {user} is not registered with this broker (danube-fast security keys add USER --uid {user})",
+                )
                 return
         elif user != os.geteuid():
             _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
 from inspect import getattr_static
@@ -27,8 +27,9 @@ from typing import NamedTuple, cast
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
 from danube_fast.security.authorization import Authorizer, Permission
-from danube_fast.security.entry_points import EntryPointGroup, FaultLog
-from danube_fast.security.question_threads import ANSWER_SECONDS, Outcome, QuestionThreads
+from danube_fast.security.entry_points import EntryPointGroup, FaultLog, said
+from danube_fast.security.question_threads import ANSWER_SECONDS, Outcome, QuestionThreads, Spare
+from danube_fast.types import CLUSTER
 from danube_fast.undecided import Undecided
 
 __all__ = ["AskedAuthorizer", "check_authorizer", "load_authorizer"]
@@ -39,11 +40,20 @@ _GROUP = EntryPointGroup(
     "danube_fast.authorizers", "authorizer", "authorize", "principal, permission, resource"
 )
 THREADS_MAX = 32
+"""Threads, without those that are lost in questions that hang, as far as these are replaced."""
 THREADS_OF_ONE_MAX = 8
-"""Threads that ask about one principal, so that questions that hang hold up no other."""
+"""Threads that ask about one principal, if it gets answers."""
+LOST_OF_ONE_MAX = 8
+"""About a principal that has lost so many threads nothing more is asked; it begins with so many."""
+RESERVED = 0
+"""Threads for administrators alone."""
+REPLACED_MAX = 0
+"""Lost threads that are replaced."""
+REPLACE_NS = SECOND_NS // 20
+"""How often those are looked for."""
 QUESTIONS_MAX = 4096
 QUESTIONS_OF_ONE_MAX = 1024
-"""Of one principal, those that wait for a thread too."""
+"""Of one principal, those that wait for a thread too; fewer if there is not so much room left for others."""
 WAITING_MAX = 4096
 """What waits for one answer."""
 QUESTION_NS = 30 * SECOND_NS
@@ -63,6 +73,16 @@ class _Key(NamedTuple):
     principal: str
     permission: Permission
     resource: str
+
+    @property
+    def is_of_administrator(self) -> bool:
+        """Whether roles let the principal manage the cluster, and that is the question."""
+        return self.permission == Permission.MANAGE_CLUSTER and self.resource == CLUSTER
+
+    @property
+    def asker(self) -> Hashable:
+        """The asker whose threads it takes: what else an administrator wants to know holds up nothing that may be urgent."""
+        return self if self.is_of_administrator else self.principal
 
 
 class _Answer(NamedTuple):
@@ -94,7 +114,9 @@ class AskedAuthorizer:
     def __init__(self, name: str, inner: Authorizer, clock: Clock) -> None:
         self._name, self._inner, self._clock = name, inner, clock
         self._faults = FaultLog(_log, clock)
-        self._threads = QuestionThreads("authorizer", THREADS_MAX, THREADS_OF_ONE_MAX)
+        spare = Spare(clock, RESERVED, REPLACED_MAX, LOST_OF_ONE_MAX)
+        self._threads = QuestionThreads("authorizer", THREADS_MAX, THREADS_OF_ONE_MAX, spare)
+        self._replaced_ns = 0
         self._lock = threading.RLock()
         """Over the tables."""
         self._answers: dict[_Key, _Answer] = {}
@@ -106,6 +128,7 @@ class AskedAuthorizer:
         self.version = 0
         """Number of its rules, as it was read last; 0 if it has none, or tells none."""
         self._has_version = getattr_static(inner, "version", None) is not None
+        self._version_threads = QuestionThreads("authorizer", 1 + VERSIONS_LATE_MAX)
         self._version: Future[Outcome] | None = None
         """The newest read that is under way."""
         self._version_until_ns = 0
@@ -138,15 +161,16 @@ class AskedAuthorizer:
         )
 
     def do_work(self, now_ns: int) -> None:
-        """Give up questions whose time is over, and read the version when it is time."""
+        """Give up questions whose time is over, replace threads that are lost, and read the version when it is time."""
         with self._lock:
             old = takewhile(lambda each: each[1].deadline_ns <= now_ns, self._questions.items())
             late = list(old)
+        if late or now_ns - self._replaced_ns >= REPLACE_NS:
+            self._replaced_ns = now_ns
+            self._threads.replace_lost()
         for key, question in late:
-            running = self._threads.running
             self._fail(
-                key, question, Unavailable,
-                f"has not answered within {ANSWER_SECONDS:g} s", f"{running} of {THREADS_MAX} threads are at it",
+                key, question, Unavailable, f"has not answered within {ANSWER_SECONDS:g} s", self._at_it()
             )  # fmt: skip
         if self._has_version and now_ns - self._version_ns >= VERSION_NS:
             self._version_ns = now_ns
@@ -155,11 +179,12 @@ class AskedAuthorizer:
     # ---------------------------------------------------------------- questions
 
     def _ask(self, key: _Key, is_first: bool) -> _Question:
-        if not is_first and (
-            len(self._questions) >= QUESTIONS_MAX
-            or self._of_one[key.principal] >= QUESTIONS_OF_ONE_MAX
-        ):
-            raise self._too_many()
+        if self._threads.is_held_up(key.asker):
+            raise self._held_up(key)
+        if not is_first and not key.is_of_administrator:
+            room = QUESTIONS_MAX - len(self._questions)
+            if self._of_one[key.principal] >= min(room, QUESTIONS_OF_ONE_MAX):
+                raise self._too_many()
         question = _Question(self._clock.monotonic_ns(), is_first)
         self._questions[key] = question
         self._of_one[key.principal] += 1
@@ -171,6 +196,20 @@ class AskedAuthorizer:
             f"too many questions wait for the authorizer {self._name} just now; try again in a moment"
         )
 
+    def _held_up(self, key: _Key) -> Unavailable:
+        what = f"does not answer {LOST_OF_ONE_MAX} or more questions about {key.principal}"
+        self._faults.warn(
+            "the authorizer %s %s, which denies the others: %s", self._name, what, self._at_it()
+        )
+        return Unavailable(
+            f"the authorizer {self._name} {what}, and is asked no other until one of them ends; try again later, or "
+            "see the broker's log"
+        )
+
+    def _at_it(self) -> str:
+        lost, running = self._threads.lost, self._threads.running
+        return f"{running} threads ask it, and {lost} of them have waited for more than {ANSWER_SECONDS:g} s"
+
     def _bring_forward(self, key: _Key, question: _Question) -> None:
         """Let a question that waits for a thread be one of the first."""
         question.is_first = True
@@ -180,8 +219,9 @@ class AskedAuthorizer:
     def _send(self, key: _Key, question: _Question) -> None:
         try:
             answer = self._threads.ask(
-                partial(_ask, self._inner, key), key.principal, is_first=question.is_first
-            )
+                partial(_ask, self._inner, key), key.asker,
+                is_first=question.is_first, is_urgent=key.is_of_administrator,
+            )  # fmt: skip
         except RuntimeError as fault:  # no thread can be made
             text = f"cannot be asked: {fault}"
             self.in_loop(lambda: self._fail(key, question, Unavailable, text))
@@ -205,11 +245,11 @@ class AskedAuthorizer:
         if error is None:
             self._end(key, question, None, ANSWER_NS)
         elif isinstance(error, PermissionDenied):
-            self._end(key, question, PermissionDenied(_shown(error, str)), ANSWER_NS)
+            self._end(key, question, PermissionDenied(said(error)), ANSWER_NS)
         else:
             # a fault of a network or a file may be over soon; Unavailable is one of these
             kind = Unavailable if isinstance(error, OSError) else PermissionDenied
-            self._fail(key, question, kind, "cannot decide", _shown(error, repr))
+            self._fail(key, question, kind, "cannot decide", said(error, repr))
 
     def _fail(
         self, key: _Key, question: _Question, kind: type[DanubeError], what: str, why: str = ""
@@ -254,7 +294,7 @@ class AskedAuthorizer:
             if now_ns < self._version_until_ns or self._versions_late >= VERSIONS_LATE_MAX:
                 return
         try:
-            answer = self._threads.ask(lambda: int(getattr(self._inner, "version", 0)))
+            answer = self._version_threads.ask(lambda: int(getattr(self._inner, "version", 0)))
         except RuntimeError:  # no thread can be made
             return
         self._versions_late += self._version is not None
@@ -270,7 +310,7 @@ class AskedAuthorizer:
         if outcome.error is not None:
             self._faults.warn(
                 "the version of the authorizer %s cannot be read: %s",
-                self._name, _shown(outcome.error, repr),
+                self._name, said(outcome.error, repr),
             )  # fmt: skip
             return
         if outcome.found == self.version:
@@ -311,11 +351,3 @@ def _ask(inner: Authorizer, key: _Key) -> None:
     if found is not None:
         # without the value, whose text a foreign package makes
         raise TypeError(f"it has returned {type(found).__name__}; it raises or returns None")
-
-
-def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:
-    """Show an exception of a foreign package, which may fail at that, too."""
-    try:
-        return how(error)
-    except Exception:
-        return type(error).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -16,11 +17,11 @@ from danube_fast.security.question_threads import QuestionThreads
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["EntryPointGroup", "FaultLog"]
+__all__ = ["EntryPointGroup", "FaultLog", "said"]
 
 LOG_NS = 10 * SECOND_NS
 """Faults of a component are logged once in this time."""
-SAID_CHARACTERS_MAX = 300
+SAID_CHARACTERS_MAX = 500
 """Of an error of another package."""
 _WORD = re.compile(r"[^\s:/@?&=,;]{3,}")
 """A part of the text of a setting that may be a password."""
@@ -61,7 +62,7 @@ class EntryPointGroup(NamedTuple):
         if outcome.error is not None:
             raise InvalidArgument(
                 f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: "
-                f"{_said(outcome.error, argument)}; repair it, or leave the setting {self.setting} empty"
+                f"{_said_without(argument, outcome.error)}; repair it, or leave the setting {self.setting} empty"
             ) from None
         if not callable(getattr(found, self.method, None)):
             raise InvalidArgument(
@@ -88,19 +89,30 @@ class EntryPointGroup(NamedTuple):
         return next(iter(found))
 
 
-def _said(error: BaseException, argument: str) -> str:
-    """Return an error as one line, without the words of a text that may hold a password."""
+def said(error: BaseException, how: Callable[[BaseException], str] = str) -> str:
+    """Return what an error of another package says, as text that can be sent and shown: short, in one line, without control
+    characters and lone surrogates. All such texts come in here."""
     try:
-        text = " ".join(str(error).split())
-    except Exception:  # whatever a foreign package raises
-        text = ""
+        text = how(error)[:SAID_CHARACTERS_MAX]
+    except Exception:  # it may fail at that, too
+        text = type(error).__name__
+    return text
+
+
+def _said_without(argument: str, error: BaseException) -> str:
+    """Return an error as one line, without the words of a text that may hold a password."""
     words = {argument.strip(), *_WORD.findall(argument)} - {""}
     # as they are, and as URLs and messages write them
     forms = {form for word in words for form in (word, repr(word)[1:-1], unquote(word))}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "...")
-    name = type(error).__name__
-    return f"{name}: {text}"[:SAID_CHARACTERS_MAX] if text else name
+
+    def how(error: BaseException) -> str:
+        text = " ".join(str(error).split())
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, "...")
+        name = type(error).__name__
+        return f"{name}: {text}" if text else name
+
+    return said(error, how)
 
 
 class FaultLog:

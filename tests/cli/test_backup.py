@@ -12,7 +12,7 @@ import pytest
 from danube_fast.cli import interrupts
 from danube_fast.security.curve import read_key_file
 from danube_fast.workers.supervisor import archive
-from danube_fast.workers.supervisor.backup import SECRET_FILES
+from danube_fast.workers.supervisor.contents import SECRET_FILES
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from tests.cli.conftest import Run
 from tests.workers.backup_rig import IDENTITY, make_directory, tree
@@ -57,6 +57,20 @@ def test_without_secrets_it_says_what_that_means(data: Path, tmp_path: Path, run
     assert f"recover --data-dir {data} --new-server-key --yes" in made.out
     assert run(*words).code == 4
     assert run(*words, "--yes", "-o", "json").json()["secrets_left_out"] == SECRETS.split(", ")
+
+
+def test_what_is_advised_names_no_directory_that_no_one_named(
+    data: Path, tmp_path: Path, run: Run
+) -> None:
+    run("backup", "--without-secrets", "--data-dir", str(data), str(tmp_path / "saved"))
+    words = ("restore", "--list", str(tmp_path / "saved"))
+    assert "recover --data-dir DIR --new-server-key" in run(*words).out
+    assert "recover --data-dir new --new-server-key" in run(*words, "--data-dir", "new").out
+
+
+def test_help_says_what_yes_does(run: Run) -> None:
+    text = " ".join(run("backup", "--help").out.split())
+    assert "Replace the file if it is there." in text and "would go" not in text
 
 
 def test_a_broker_without_secrets_has_none(tmp_path: Path, run: Run) -> None:

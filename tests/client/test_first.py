@@ -6,7 +6,11 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import danube_fast
+from danube_fast.errors import DeadlineExceeded, Unavailable
+from danube_fast.net import protocol
 
 TOPIC = "/default/t"
 
@@ -56,3 +60,24 @@ def test_import_is_light() -> None:
         "assert not {'numba', 'zmq', 'numpy'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_lookup_that_ends_says_what_was_answered_before(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question is told why it cannot be answered now, the next ones are told nothing."""
+    asked: list[Any] = []
+
+    def answer(session: Any, identity: bytes, command: Any) -> None:
+        asked.append(command)
+        if len(asked) == 1:
+            text = "the rules cannot be asked just now"
+            broker.reply(identity, protocol.Error(command.request, Unavailable.code, text))
+
+    monkeypatch.setattr(broker, "_on_lookup", answer)
+    with (
+        danube_fast.connect(broker.url, timeout=60) as client,
+        pytest.raises(DeadlineExceeded, match="the rules cannot be asked just now"),
+    ):
+        client.producer("/default/t", timeout=2.0)
+    assert len(asked) > 1

@@ -243,3 +243,22 @@ def test_lists_wait_for_answers_and_tell_what_they_permit(stage: Stage) -> None:
         for number in (1, 50):
             ann.producer(topics[number]).publish(b"%d" % number)
         assert consumer.receive(timeout=WAIT_SECONDS).payload == b"50"
+
+
+def test_an_administrator_disables_users_whose_questions_hang(stage: Stage) -> None:
+    users = [f"u{number}" for number in range(6)]
+    with stage.server.come_in("ann") as ann:
+        for user in users:
+            stage.server.add(ann.admin, user, ("producer", "namespace:shop"))
+        stage.change(ann.admin, "\n".join(f"hang {user}" for user in users))
+    raw = [stage.raw(user) for user in users]
+    for user, client in zip(users, raw, strict=True):
+        for number in range(FLOOD // 10):
+            client.post(LOOKUP, f"/shop/{user}-{number}")
+    for user in users[:4]:
+        wait_until("a question", lambda user=user: stage.is_asked(f"{user} lookup"), WAIT_SECONDS)  # type: ignore[misc]
+    with stage.server.come_in("ann") as ann, stage.server.come_in("paul") as paul:
+        for user in users:
+            assert ann.admin.list_security(record_kind="principal")
+            ann.admin.set_principal(user, disabled=True)
+            assert paul.admin.list_subscriptions(TOPIC) == []

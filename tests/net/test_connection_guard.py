@@ -221,6 +221,7 @@ def test_a_sender_without_a_name_of_the_brokers_is_cut(rigs: Callable[..., Rig])
 def test_a_session_that_is_to_end_is_cut_and_no_other(rigs: Callable[..., Rig]) -> None:
     rig = rigs()
     (ended, name), (other, _) = rig.session(), rig.session()
+    del rig.sessions.heard[name]
     rig.guard.end(name)
     wait_for(lambda: rig.cuts(Reason.RIGHTS), "the cut")
     assert has_ended(ended) and still_open(other) and rig.cuts(Reason.RIGHTS) == 1
@@ -241,6 +242,7 @@ def test_what_is_queued_for_a_session_is_dropped(rigs: Callable[..., Rig], is_ip
     rig.guard.end(quick, if_untaken=True)
     rig.guard.end(slow, if_untaken=True)
     wait_for(lambda: rig.cuts(Reason.RIGHTS), "the cut")
+    del rig.sessions.heard[marker]
     rig.guard.end(marker)
     wait_for(lambda: rig.cuts(Reason.RIGHTS) == 2, "a look behind that one")
     assert still_open(reads)

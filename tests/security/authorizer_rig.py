@@ -96,11 +96,13 @@ class Gate:
 
 
 @contextmanager
-def opened_gate() -> Iterator[Gate]:
+def opened_gate(gate: Gate | None = None) -> Iterator[Gate]:
     """A gate, and the end of the threads that stand before it."""
-    made = Gate()
-    yield made
-    made.close()
+    made = gate or Gate()
+    try:
+        yield made
+    finally:
+        made.close()
 
     def are_gone() -> bool:
         return all(thread.name != "authorizer" for thread in threading.enumerate())

@@ -191,7 +191,7 @@ def damaged(rig: Revoking) -> dict[str, tuple[bytes, str]]:
         None, None, False, False, frozenset([x509.ReasonFlags.key_compromise]), False, False
     )
     return {
-        "empty": (b"", "is no file of revoked client certificates"),
+        "empty": (b"", "is empty, and should be a file of revoked client certificates"),
         "text": (b"hello", "not PEM"),
         "a certificate": (rig.ca.pem, "not PEM"),
         "DER": (ssl.PEM_cert_to_DER_cert(rig.ca.pem.decode()), "openssl crl -inform DER"),

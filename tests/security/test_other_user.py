@@ -111,7 +111,8 @@ def test_another_user_gets_nowhere(server: SecuredServer) -> None:
     assert plan["pids"]
     said = run(plan)
     rings = set(said["rings"].values())
-    assert rings <= {f"local user {OTHER} is not registered with this broker", "no listener"}
+    refusal = f"local user {OTHER} is not registered with this broker (danube-fast security keys add USER --uid {OTHER})"
+    assert rings <= {refusal, "no listener"}
     assert len(rings) == 2, f"workers offer rings, the coordinator has none: {said['rings']}"
     assert set(said["ipc"].values()) == {"silence"}
     assert set(said["files"].values()) == set(said["folders"].values()) == {"PermissionError"}

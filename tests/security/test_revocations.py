@@ -315,7 +315,7 @@ def put_loop(path: Path) -> None:
     ("put", "said"),
     [
         (put_fifo, "is not a file"), (put_folder, "is not a file"), (put_loop, "cannot read"), (Path.unlink, "there is no"),
-        (lambda path: path.chmod(0o606), "other users may"), (lambda path: path.write_bytes(b""), " is no "),
+        (lambda path: path.chmod(0o606), "other users may"), (lambda path: path.write_bytes(b""), "is empty"),
     ],
     ids=["fifo", "folder", "loop", "gone", "mode", "empty"],
 )  # fmt: skip

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 IDENTITY = bytes(range(16))
-LONG_NAME = "history/objects/" + "long/" * 30 + "x" * 120
+LONG_NAME = "history/objects/" + "0123/" * 30 + "4" * 120
 LEFT_OUT = {
     "LOCK", "metadata/lock", "logs/0000/lock", "logs/0000/spare-3.seg", "logs/0000/spare-4.tmp",
     "logs/0000/reserve.seg", "logs/0000/index", "logs/0000/index/data.mdb", "history-cache", "history-cache/piece",

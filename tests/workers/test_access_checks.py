@@ -59,6 +59,7 @@ class Worker:
         ends: Any = SimpleNamespace(
             close_session=self._close,
             revoke=lambda identity: None,
+            drop_queued=lambda identity: None,
             close=self._close_consumer,
         )
         copy: Any = SimpleNamespace(do_work=lambda now_ns: None)

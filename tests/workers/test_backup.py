@@ -22,12 +22,19 @@ from danube_fast.errors import (
     InvalidArgument,
     NotFound,
 )
+from danube_fast.history.epochs import claim_epoch
+from danube_fast.history.holds import Hold
+from danube_fast.history.layout import object_key
+from danube_fast.history.manifest import PRUNED_NAME, manifest_key, manifest_prefix
+from danube_fast.history.stores.local import LocalStore
+from danube_fast.history.superseding import SUPERSEDED_PREFIX
 from danube_fast.security.curve import read_key_file
 from danube_fast.version import VERSION
 from danube_fast.wal.lock import LogLock
 from danube_fast.workers.supervisor import backup as module
 from danube_fast.workers.supervisor import restore as restoring
-from danube_fast.workers.supervisor.backup import SECRET_FILES, Backup, back_up
+from danube_fast.workers.supervisor.backup import Backup, back_up
+from danube_fast.workers.supervisor.contents import SECRET_FILES, Kind, kind_of
 from danube_fast.workers.supervisor.datadir import DataDirectory
 from danube_fast.workers.supervisor.restore import check_backup, restore
 from tests.workers.backup_rig import (
@@ -213,7 +220,7 @@ def test_a_source_that_cannot_be_read_is_named_and_not_the_target(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def meddled(*arguments: Any) -> None:
-        monkeypatch.setattr(module, "open", lambda *_: Failing(), raising=False)
+        monkeypatch.setattr(module, "_open", lambda *_: Failing())
         write(*arguments)
 
     monkeypatch.setattr(module, "_write", meddled)
@@ -280,14 +287,89 @@ def test_a_file_that_changes_meanwhile_makes_no_backup(
     assert os.listdir(data.parent) == ["data"]
 
 
-def test_what_is_no_file_is_named(data: Path) -> None:
-    os.mkfifo(data / "audit" / "pipe")
-    with pytest.raises(FailedPrecondition, match="audit/pipe"):
+def test_what_is_not_the_brokers_is_left_out_and_named(data: Path, tmp_path: Path) -> None:
+    before = save(data, replace=True).manifest.files
+    secret = tmp_path / "elsewhere"
+    secret.write_text("of someone else")
+    foreign = [
+        ".hidden", "audit/audit.jsonl.old", "audit/loop", "audit/pipe", "history/ann.key", "history/objects/ann.key",
+        "history/objects/more", "history/other", "logs/0000/00000000000000000000.seg.old", "logs/0000/more", "logs/0000/x",
+        "logs/0000/x.tmp", "logs/file", "logs/other", "metadata/ann.key", "metadata/data.mdb.old", "metadata/deep",
+    ]  # fmt: skip
+    for name in foreign:
+        path = data / name
+        match path.name:
+            case "pipe":
+                os.mkfifo(path)
+            case "loop":
+                path.symlink_to(data / "audit")
+            case "x":
+                path.symlink_to(secret)
+            case "other" | "more" | "deep":
+                path.mkdir()
+                (path / "00000000000000000000.seg").write_text("of someone else")
+            case _:
+                path.write_text("of someone else")
+    for with_secrets in (True, False):
+        made = save(data, replace=True, with_secrets=with_secrets)
+        assert sorted(made.unknown) == sorted([*foreign, "tls.key"])
+        assert b"of someone else" not in unpacked(made.path.read_bytes())
+    assert save(data, replace=True).manifest.files == before
+
+
+@pytest.mark.parametrize("name", ["metadata/data.mdb", "logs/0000/00000000000000000000.seg", "history/objects/00000001/000000000001", "LOGS"])  # fmt: skip
+@pytest.mark.parametrize("what", ["link", "dangling link", "pipe"])
+def test_a_file_of_the_broker_that_is_none_makes_no_backup(
+    data: Path, tmp_path: Path, name: str, what: str
+) -> None:
+    path = data / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    if what == "link":
+        (tmp_path / "elsewhere").write_text("of someone else")
+    if what == "link" and name == "LOGS":
+        assert name in {each.path for each in save(data).manifest.files}, "as the broker follows it"
+        return
+    with pytest.raises(FailedPrecondition, match=f"{path} has the name .* and is none"):
         save(data)
-    (data / "audit" / "pipe").unlink()
-    (data / "audit" / "loop").symlink_to(data / "audit")
-    with pytest.raises(FailedPrecondition, match="symbolic links"):
+    assert not (tmp_path / "saved").exists()
+
+
+def test_names_of_history_are_the_brokers(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "history", SystemClock())
+    upload = store.begin(object_key(1, 3))
+    claim_epoch(store, 2, b"token")
+    hold = Hold(id="ab" * 8, expires_ms=7, keys=[])
+    keys = [object_key(1, 2), manifest_key(7, 9), f"{manifest_prefix(7)}{PRUNED_NAME}", hold.key]
+    keys.append(f"{SUPERSEDED_PREFIX}{7:010d}/{9:012d}/{PRUNED_NAME}")
+    for key in keys:
+        store.create(key, b"x")
+    found = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
+    assert len(found) > len(keys) and any(upload.upload_id in str(path) for path in found)
+    for path in found:
+        is_folder = (tmp_path / path).is_dir()
+        kind = kind_of(str(path), is_folder=is_folder)
+        assert kind is (Kind.FOLDER if is_folder else Kind.FILE), path
+
+
+def test_a_link_that_takes_a_files_place_meanwhile_is_not_followed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = data / "logs/0000/losses.jsonl", module._write
+
+    def meddled(*arguments: Any) -> None:
+        path.rename(data.parent / "elsewhere")
+        path.symlink_to(data.parent / "elsewhere")
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", meddled)
+    with pytest.raises(FailedPrecondition, match=path.name):
         save(data)
+    assert sorted(os.listdir(data.parent)) == ["data", "elsewhere"]
 
 
 def test_a_folder_on_another_disk_is_saved_with_the_rest(data: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from danube_fast.security.authenticators import (
     AuthenticatorRules,
     SecretAuthenticator,
 )
-from danube_fast.security.entry_points import FaultLog
+from danube_fast.security.entry_points import FaultLog, said
 from danube_fast.security.question_threads import ANSWER_SECONDS, QuestionThreads
 from danube_fast.security.tokens import Verified
 
@@ -63,7 +63,8 @@ class AskedAuthenticator:
             raise self._undecided(f"cannot be asked: {fault}") from None
         error = answer.error
         if isinstance(error, PermissionDenied):
-            raise self._rules.wrong(str(error).replace(secret, "...")) from None
+            reason = said(error, lambda error: str(error).replace(secret, "..."))
+            raise self._rules.wrong(reason) from None
         if error is not None:
             # without the error's text, which may have the secret in it
             raise self._undecided(f"failed: {type(error).__name__} {_place(error)}") from None

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import io
 import os
 import secrets
 import stat
@@ -33,45 +34,19 @@ from danube_fast.errors import (
 )
 from danube_fast.metadata.seal import SealFile
 from danube_fast.security.audit import shown_time
-from danube_fast.security.server_keys import NEXT_KEY, PREVIOUS_KEY, PUBLIC_KEYS, SERVER_KEY
 from danube_fast.version import VERSION
-from danube_fast.wal.layout import (
-    INDEX_NAME,
-    LOCK_NAME,
-    RESERVE_NAME,
-    SPARE_PREFIX,
-    TEMPORARY_SUFFIX,
-)
 from danube_fast.wal.lock import LogLock
-from danube_fast.workers.process.layout import (
-    AUDIT,
-    BOOTSTRAP_KEY,
-    METADATA,
-    METADATA_SEAL,
-    RECOVER_ADMIN,
-)
+from danube_fast.workers.process.layout import METADATA, METADATA_SEAL
 from danube_fast.workers.supervisor.archive import ArchiveWriter, File, Folder, Manifest
-from danube_fast.workers.supervisor.datadir import FORMAT, LOGS, DataDirectory
+from danube_fast.workers.supervisor.contents import LOG_FOLDERS, SECRET_FILES, Kind, kind_of
+from danube_fast.workers.supervisor.datadir import DataDirectory
 
-__all__ = ["FULL", "SECRET_FILES", "Backup", "Report", "back_up"]
+__all__ = ["FULL", "Backup", "Report", "back_up"]
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk that has no room."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """Errors of file systems without hard links."""
-SECRET_FILES = {
-    SERVER_KEY: "the broker's own key",
-    NEXT_KEY: "its key to come",
-    PREVIOUS_KEY: "its key before",
-    BOOTSTRAP_KEY: "an administrator's key",
-}
-"""Files of a data directory that hold secrets, and what each is."""
-LOG_FOLDERS = "logs"
-HISTORY = "history"
-_FILES = frozenset({FORMAT, LOGS, METADATA_SEAL, PUBLIC_KEYS, RECOVER_ADMIN, *SECRET_FILES})
-_FOLDERS = frozenset({METADATA, LOG_FOLDERS, AUDIT, HISTORY})
-_MADE_AGAIN = frozenset({"LOCK", "history-upload", "history-parts", "history-cache"})
-_OF_A_LOG = frozenset({LOCK_NAME, INDEX_NAME, RESERVE_NAME})
 _LOCK_MS = 5000
 """Processes of a broker that was killed end at once; it takes a moment until the kernel has done so."""
 
@@ -180,40 +155,27 @@ def _list(folder: Path) -> _Found:
     """List what belongs to a broker, in order."""
     found = _Found([Folder("", _mode(folder.stat()))], [], [])
     with _explained(folder):
-        for entry in sorted(os.scandir(folder), key=lambda each: each.name):
-            if entry.name in _FILES and entry.is_file():
-                _take_file(found, entry, entry.name)
-            elif entry.name in _FOLDERS and entry.is_dir():
-                _walk(found, entry, entry.name)
-            elif entry.name not in _MADE_AGAIN and not entry.name.startswith("."):
-                found.unknown.append(entry.name)
+        _walk(found, folder, "")
     return found
 
 
-def _walk(found: _Found, folder: os.DirEntry[str], path: str) -> None:
-    found.folders.append(Folder(path, _mode(folder.stat())))
+def _walk(found: _Found, folder: str | Path, above: str) -> None:
+    """Add what is in a folder. A folder of the broker may be on another disk, behind a link; below the directory itself no
+    file is."""
     for entry in sorted(os.scandir(folder), key=lambda each: each.name):
-        below = f"{path}/{entry.name}"
-        if _is_made_again(path, entry.name):
-            continue
-        if not below.isprintable():
-            raise FailedPrecondition(
-                f"{below!a} has a name that no file of a broker has; remove it"
-            )
-        if entry.is_dir():
-            _walk(found, entry, below)
-        elif entry.is_file():
-            _take_file(found, entry, below)
-        else:
-            raise FailedPrecondition(f"{entry.path} is neither a file nor a folder; remove it")
-
-
-def _is_made_again(folder: str, name: str) -> bool:
-    if folder == METADATA:
-        return name == LOCK_NAME
-    if not folder.startswith(f"{LOG_FOLDERS}/"):
-        return False
-    return name in _OF_A_LOG or name.startswith(SPARE_PREFIX) or name.endswith(TEMPORARY_SUFFIX)
+        path = above + entry.name
+        match kind_of(path, is_folder=entry.is_dir()):
+            case Kind.FOLDER:
+                found.folders.append(Folder(path, _mode(entry.stat())))
+                _walk(found, entry.path, f"{path}/")
+            case Kind.FILE:
+                if not entry.is_file(follow_symlinks=not above):
+                    raise FailedPrecondition(
+                        f"{entry.path} has the name of a file of the broker and is none; put the file there, or remove it"
+                    )
+                _take_file(found, entry, path)
+            case Kind.UNKNOWN:
+                found.unknown.append(path)
 
 
 def _take_file(found: _Found, entry: os.DirEntry[str], path: str) -> None:
@@ -225,10 +187,16 @@ def _mode(status: os.stat_result) -> str:
     return f"{stat.S_IMODE(status.st_mode) & 0o777:04o}"
 
 
+def _open(folder: Path, path: str) -> io.BufferedReader:
+    """Open a file that was listed, and no other one that has taken its place as a link. Raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if "/" in path else 0)
+    return open(folder / path, "rb", opener=lambda name, _: open_file(name, flags))
+
+
 def _hashed(folder: Path, files: list[File], report: Callable[[int], None]) -> Iterator[File]:
     done = 0
     for each in files:
-        with open(folder / each.path, "rb") as file:
+        with _open(folder, each.path) as file:
             yield msgspec.structs.replace(
                 each, sha256=hashlib.file_digest(file, "sha256").hexdigest()
             )
@@ -315,7 +283,7 @@ def _write(fd: int, folder: Path, manifest: Manifest, report: Callable[[int], No
         writer = ArchiveWriter(target, manifest)
         for each in manifest.files:
             with _explained(folder):
-                source = open(folder / each.path, "rb")  # noqa: SIM115
+                source = _open(folder, each.path)
             with source:
                 found = writer.add(each, functools.partial(_read, source, folder / each.path))
             if found != each.sha256:

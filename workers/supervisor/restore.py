@@ -25,7 +25,8 @@ from danube_fast.errors import (
     ResourceExhausted,
 )
 from danube_fast.workers.supervisor.archive import ArchiveReader, File, Manifest
-from danube_fast.workers.supervisor.backup import FULL, SECRET_FILES, Report
+from danube_fast.workers.supervisor.backup import FULL, Report
+from danube_fast.workers.supervisor.contents import SECRET_FILES
 
 __all__ = ["check_backup", "restore"]
 

@@ -170,7 +170,7 @@ def _certificate_credentials(
 def add(
     ask: Ask, user: UserArgument,
     group: Annotated[list[str] | None, typer.Option(help="A group it belongs to; may be repeated. '' alone: none any more.")] = None,
-    disabled: Annotated[bool | None, typer.Option("--disabled/--enabled", help="It may do nothing.")] = None,
+    disabled: Annotated[bool | None, typer.Option("--disabled/--enabled", help="Whether its keys and tokens let no one in; without, that stays.")] = None,
     public_key: KeyOption = None, public_key_of: KeyFileOption = None, uid: UidOption = None,
     role: Annotated[str, typer.Option(help="A role that it gets at once.")] = "",
     scope: Annotated[str | None, typer.Option(help="Where it has this role.", show_default="cluster")] = None,

@@ -153,7 +153,8 @@ class Dialer:
         if found is Handshake.REFUSED:
             return self._refused(
                 PermissionDenied(
-                    f"this key is not registered with the broker at {self._endpoint} (or expired); have "
+                    f"this key is not registered with the broker at {self._endpoint} (or it has expired, or its user is "
+                    "disabled); have "
                     "the public key of key_file= registered there"
                 )
             )

@@ -178,8 +178,10 @@ class Routes:
         worker that is to have it is down or busy, ask again."""
         topic = str(parse_topic(topic))
         clock, backoff_ns = self.pump.clock, BACKOFF_MIN_NS
+        said: DanubeError | None = None
         while True:
-            call = yield from self._ask_steps(topic, create, wait_ns, deadline_ns)
+            call = yield from self._ask_steps(topic, create, wait_ns, deadline_ns, said)
+            said = call.error
             again_ns = clock.monotonic_ns() + backoff_ns
             if not isinstance(call.error, Unavailable) or again_ns >= deadline_ns:
                 break
@@ -191,9 +193,10 @@ class Routes:
             return self.topic_of(topic, answer)
 
     def _ask_steps(
-        self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int
-    ) -> Steps[Call]:
-        """Send one LOOKUP and wait for its answer."""
+        self, topic: str, create: dict[str, Any] | None, wait_ns: int, deadline_ns: int,
+        said: DanubeError | None,
+    ) -> Steps[Call]:  # fmt: skip
+        """Send one LOOKUP and wait for its answer. `said` is what the last one was answered."""
         lock = self.pump.lock
         wait_ms = max(0, wait_ns - _ANSWER_MARGIN_NS) // MILLISECOND_NS if wait_ns else 0
         with lock:
@@ -209,6 +212,8 @@ class Routes:
         finally:
             with lock:
                 bootstrap.abandon(call)
+        if not ready and said is not None:
+            raise DeadlineExceeded(f"{topic} was not found in time: {said}") from said
         if not ready:
             raise DeadlineExceeded(
                 f"no answer from {bootstrap.endpoint} about {topic} in time; is the broker running? "
