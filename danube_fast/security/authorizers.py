@@ -43,11 +43,11 @@ THREADS_MAX = 32
 """Threads, without those that are lost in questions that hang, as far as these are replaced."""
 THREADS_OF_ONE_MAX = 8
 """Threads that ask about one principal, if it gets answers."""
-LOST_OF_ONE_MAX = 8
+LOST_OF_ONE_MAX = 2
 """About a principal that has lost so many threads nothing more is asked; it begins with so many."""
-RESERVED = 0
+RESERVED = 8
 """Threads for administrators alone."""
-REPLACED_MAX = 0
+REPLACED_MAX = 224
 """Lost threads that are replaced."""
 REPLACE_NS = SECOND_NS // 20
 """How often those are looked for."""
@@ -81,7 +81,7 @@ class _Key(NamedTuple):
 
     @property
     def asker(self) -> Hashable:
-        """The asker whose threads it takes: what else an administrator wants to know holds up nothing that may be urgent."""
+        """Owner of its threads. What else an administrator wants to know holds up nothing that may be urgent."""
         return self if self.is_of_administrator else self.principal
 
 
@@ -114,6 +114,7 @@ class AskedAuthorizer:
     def __init__(self, name: str, inner: Authorizer, clock: Clock) -> None:
         self._name, self._inner, self._clock = name, inner, clock
         self._faults = FaultLog(_log, clock)
+        self._version_faults = FaultLog(_log, clock)
         spare = Spare(clock, RESERVED, REPLACED_MAX, LOST_OF_ONE_MAX)
         self._threads = QuestionThreads("authorizer", THREADS_MAX, THREADS_OF_ONE_MAX, spare)
         self._replaced_ns = 0
@@ -290,7 +291,7 @@ class AskedAuthorizer:
     def _read_version(self, now_ns: int) -> None:
         """Read it, again in another thread if one took too long."""
         if self._version is not None:
-            self._faults.warn("the authorizer %s does not tell its version", self._name)
+            self._version_faults.warn("the authorizer %s does not tell its version", self._name)
             if now_ns < self._version_until_ns or self._versions_late >= VERSIONS_LATE_MAX:
                 return
         try:
@@ -308,7 +309,7 @@ class AskedAuthorizer:
             return  # it took too long, and was read again since
         self._version, outcome = None, answer.result()
         if outcome.error is not None:
-            self._faults.warn(
+            self._version_faults.warn(
                 "the version of the authorizer %s cannot be read: %s",
                 self._name, said(outcome.error, repr),
             )  # fmt: skip

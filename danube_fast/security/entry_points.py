@@ -96,7 +96,8 @@ def said(error: BaseException, how: Callable[[BaseException], str] = str) -> str
         text = how(error)[:SAID_CHARACTERS_MAX]
     except Exception:  # it may fail at that, too
         text = type(error).__name__
-    return text
+    shown = (" " if each.isspace() else each if each.isprintable() else "?" for each in text)
+    return "".join(shown)
 
 
 def _said_without(argument: str, error: BaseException) -> str:

@@ -98,14 +98,15 @@ class Gate:
 @contextmanager
 def opened_gate(gate: Gate | None = None) -> Iterator[Gate]:
     """A gate, and the end of the threads that stand before it."""
-    made = gate or Gate()
+    made, before = gate or Gate(), set(threading.enumerate())
     try:
         yield made
     finally:
         made.close()
 
     def are_gone() -> bool:
-        return all(thread.name != "authorizer" for thread in threading.enumerate())
+        own = set(threading.enumerate()) - before
+        return all(thread.name != "authorizer" for thread in own)
 
     wait_until("the end of the threads", are_gone, WAIT_SECONDS)
 
