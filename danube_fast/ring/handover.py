@@ -61,6 +61,8 @@ _CREDENTIALS = struct.Struct("iII")
 _SIDES_MIN = 256
 _IDENTITY = struct.Struct(">BQ")
 _IDENTITY_KIND = 1
+_OVERFLOW = 65534
+"""How each user of another user namespace looks; it cannot be registered."""
 """ROUTER's own identities begin with 0."""
 _PREFIXES = ("ipc://@", "ipc://")
 
@@ -319,10 +321,9 @@ class RingServer:
         process_id, user, _ = _credentials(sock)
         if self._admits is not None:
             if not self._admits(user):
-                _refuse(
-                    sock,
-                    f"local user {user} is not registered with this broker (danube-fast security keys add USER --uid {user})",
-                )
+                way = f" (danube-fast security keys add USER --uid {user})"
+                text = f"local user {user} is not registered with this broker"
+                _refuse(sock, text if user == _OVERFLOW else text + way)
                 return
         elif user != os.geteuid():
             _refuse(sock, f"shared memory is for the broker's user {os.geteuid()}, not for {user}")
