@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -62,15 +63,21 @@ def say_ran(folder: Path, ran_ns: int) -> None:
     os.close(fd)
 
 
+def held_up(tasks: Path, name: str = "7") -> Path:
+    """Write what the kernel says of a thread that could run and does not; its folder."""
+    folder = tasks / name
+    folder.mkdir()
+    (folder / "comm").write_text("ZMQbg/IO/0\n")
+    (folder / "stat").write_text(f"{name} (ZMQbg/IO/0) R 1 1 1")
+    say_ran(folder, 1_000)
+    return folder
+
+
 def test_a_thread_that_runs_has_gone_on_when_it_has_run_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: IoThreads
 ) -> None:
     """Files that say what the kernel would of a thread that is held up, and then runs."""
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "comm").write_text("ZMQbg/IO/0\n")
-    (folder / "stat").write_text("7 (ZMQbg/IO/0) R 1 1 1")
-    say_ran(folder, 1_000)
+    folder = held_up(tmp_path)
     monkeypatch.setattr(io_threads, "_TASKS", tmp_path)
     monkeypatch.setattr(io_threads, "_LOOKS_MAX", TIMEOUT_SECONDS * 2000)
     waiter = threading.Thread(target=threads.await_all)
@@ -89,12 +96,37 @@ def test_a_thread_that_runs_has_gone_on_when_it_has_run_long_enough(
 def test_a_thread_that_does_not_go_on_is_waited_for_for_a_while_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: IoThreads
 ) -> None:
-    folder = tmp_path / "7"
-    folder.mkdir()
-    (folder / "comm").write_text("ZMQbg/IO/0\n")
-    (folder / "stat").write_text("7 (ZMQbg/IO/0) R 1 1 1")
-    say_ran(folder, 1_000)
+    held_up(tmp_path)
     monkeypatch.setattr(io_threads, "_TASKS", tmp_path)
     began = time.monotonic()
     threads.await_all()
     assert 0.09 < time.monotonic() - began < TIMEOUT_SECONDS
+
+
+def test_behind_the_end_of_a_thread_the_others_are_found_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: IoThreads
+) -> None:
+    """Else no wait would be one any more, in a process where another context has ended."""
+    monkeypatch.setattr(io_threads, "_TASKS", tmp_path)
+    ended, pauses = held_up(tmp_path), []
+    threads.await_all()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    os.truncate(ended / "schedstat", 0)
+    threads.await_all()
+    assert pauses == [io_threads._BLIND_SECONDS] and not threads._threads
+    shutil.rmtree(ended)
+    held_up(tmp_path, "8")
+    pauses.clear()
+    threads.await_all()
+    assert pauses == [io_threads._LOOK_SECONDS] * io_threads._LOOKS_MAX
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_where_the_kernel_shows_no_thread_the_wait_is_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: IoThreads, is_there: bool
+) -> None:
+    monkeypatch.setattr(io_threads, "_TASKS", tmp_path if is_there else tmp_path / "none")
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    threads.await_all()
+    assert pauses == [io_threads._BLIND_SECONDS]
