@@ -334,6 +334,11 @@ def split_address(text: str, what: str) -> tuple[str, int]:
     return (host[1:-1] if bracketed else host), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Write HOST:PORT, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as opened:

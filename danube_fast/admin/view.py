@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from danube_fast.admin.faults import taken_text, threads_text
 from danube_fast.broker.answers import ProcessStatus
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
 from danube_fast.ring.control import ControlBlock, ProcessState
 from danube_fast.ring.counters import Counter, CounterBlock
-from danube_fast.roles import COORDINATOR, Processes
+from danube_fast.roles import COORDINATOR, Processes, Role
 
 __all__ = [
     "BrokerView",
@@ -111,7 +112,9 @@ class BrokerView:
         topics: Callable[[], TopicTable] = lambda: TopicTable({}, {}, {}),
         room: Callable[[], Room] | None = None,
         namespaces: Callable[[], Mapping[str, NamespaceRow]] = dict,
+        ipc_endpoints: Sequence[str] = (),
     ) -> None:
+        """`ipc_endpoints`: of each process, to name those that another process has taken."""
         self.topics = topics
         self.room = room
         self.namespaces = namespaces
@@ -119,7 +122,7 @@ class BrokerView:
         """Called at every scrape, too; None: not known here."""
         self.issuers_fault: Callable[[], str] | None = None
         """Says why the newest file of trusted issuers is not in use. Called at every scrape; None: there is no such file."""
-        self._processes, self._control = processes, control
+        self._processes, self._control, self._endpoints = processes, control, ipc_endpoints
         self.counters = counters
         self._clock = clock
 
@@ -157,8 +160,21 @@ class BrokerView:
             process=self.name(process), pid=self._control.pid(process),
             state=status.state.name.lower(), epoch=status.epoch,
             restarts=self._control.restarts(process), port=status.port,
-            heartbeat_age_ms=self.beat_age_ms(process),
+            heartbeat_age_ms=self.beat_age_ms(process), fault=self._fault(process),
         )  # fmt: skip
+
+    def _fault(self, process: int) -> str:
+        """Say what a process does without, and what to do."""
+        if self._control.state(process) != ProcessState.READY:
+            return ""  # its counters are those of a life that has ended
+        counts = self.counters.snapshot(process)
+        endpoint = self._endpoints[process] if process < len(self._endpoints) else ""
+        is_sign_on = self._processes.roles[process] is Role.SIGN_ON
+        told = [
+            taken_text(self.name(process), endpoint, counts),
+            threads_text("authenticator" if is_sign_on else "authorizer", counts),
+        ]
+        return "; besides, ".join(filter(None, told))
 
     def unready(self) -> list[str]:
         """Names of the processes that clients need and that do not serve just now."""

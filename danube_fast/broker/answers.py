@@ -286,7 +286,10 @@ class ProcessStatus(msgspec.Struct, kw_only=True):
     epoch: int
     restarts: int
     port: int
+    """0: it has none, or not yet."""
     heartbeat_age_ms: int
+    fault: str = ""
+    """What it does without just now, and what to do; empty: all is well."""
 
 
 class RebalanceStatus(msgspec.Struct, kw_only=True):
@@ -336,7 +339,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     auth: str = "none"
     """`none`: all who reach the broker may do everything; `required`: clients prove who they are."""
     listen: str = ""
-    """HOST:PORT where clients begin, as it was set."""
+    """HOST:PORT where clients begin, with the port in use."""
     admin: str = ""
     """HOST:PORT where the admin port listens."""
     tls: bool = False
@@ -344,7 +347,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     tls_fault: str = ""
     """Why the newest TLS files are not in use, or refuse clients; empty: all is well, or there are none."""
     sign_on: str = ""
-    """HOST:PORT where clients sign on, as it was set; empty: nowhere."""
+    """HOST:PORT where clients sign on, with the port in use; empty: nowhere."""
     sign_on_fault: str = ""
     """Why no client can sign on: its process cannot start, or has no TLS pair; empty: clients can, or there is none."""
     issuers_fault: str = ""

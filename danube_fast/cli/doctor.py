@@ -128,8 +128,11 @@ def _process(process: dict[str, Any]) -> Finding:
     if state.lower() != "ready":
         advice = "wait a moment; if it stays so, read the broker's log"
         return Finding(name, Verdict.FAILURE, seen, advice)
+    steps = [str(process.get("fault", ""))]
     if restarts:
-        return Finding(name, Verdict.WARNING, seen, "read the broker's log for why it died")
+        steps.append("read the broker's log for why it died")
+    if any(steps):
+        return Finding(name, Verdict.WARNING, seen, "; besides, ".join(filter(None, steps)))
     return Finding(name, Verdict.OK, seen)
 
 

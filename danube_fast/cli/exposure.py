@@ -46,24 +46,40 @@ def addresses(
     is_here = _is_loopback(listen, "--listen")
     if auth != "none":
         keys = "keys that are registered or signed on" if sign_on else "registered keys"
-        yield Finding("tcp", OK, f"{listen}: {keys} only, encrypted")
+        yield Finding("tcp", OK, f"{_shown(listen)}: {keys} only, encrypted")
         seen = "local users that are registered (uid:NUMBER), as the kernel says"
     else:
         reach = "program of this host" if is_here else "host of the network"
         advice = "" if is_here else "give --auth required, or an address of this host"
-        seen = f"{listen}: every {reach} may do everything"
+        seen = f"{_shown(listen)}: every {reach} may do everything"
         yield Finding("tcp", OK if is_here else FAILURE, seen, advice)
         seen = "every user of this network namespace may do everything over ipc, the broker's own over shared memory"
     yield Finding("ipc, shared memory", OK, seen)
-    yield _admin_port(auth, admin, tls)
+    where = (
+        "a port that the system chooses"
+        if _has_no_port(listen)
+        else "the port after that of --listen"
+    )
+    yield _admin_port(auth, admin, f"loopback, {where}", tls)
     if sign_on:
-        yield Finding("sign-on", OK, f"{sign_on}: HTTPS, for API keys and tokens")
+        yield Finding("sign-on", OK, f"{_shown(sign_on)}: HTTPS, for API keys and tokens")
 
 
-def _admin_port(auth: str, admin: str, tls: bool) -> Finding:
-    """Say who reaches health and metrics."""
+def _has_no_port(address: str) -> bool:
+    return split_address(address, "the address")[1] == 0
+
+
+def _shown(address: str) -> str:
+    """Write an address for people; settings with port 0 do not tell the port in use."""
+    if not _has_no_port(address):
+        return address
+    return f"{address.rpartition(':')[0]}, a port that the system chooses"
+
+
+def _admin_port(auth: str, admin: str, unset: str, tls: bool) -> Finding:
+    """Say who reaches health and metrics. `unset`: where they are if `admin` is empty."""
     is_here = not admin or _is_loopback(admin, "--admin")
-    where = f"{admin or 'loopback, the port after that of --listen'} ({'HTTPS' if tls else 'HTTP'})"
+    where = f"{_shown(admin) if admin else unset} ({'HTTPS' if tls else 'HTTP'})"
     if auth == "none":
         seen = f"{where}: health and metrics, for every {'program of this host' if is_here else 'host'}"
         advice = (

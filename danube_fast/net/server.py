@@ -105,6 +105,8 @@ class Server:
         """Whether a peer has a session, so that its messages need no proof; asked if `looks_at_senders`."""
         self._ipc_endpoint = ""
         self._ipc_is_open = False
+        self.ipc_is_taken = False
+        """Whether another process has the name on ipc; it is taken again once it is free."""
         self._port = Port(socket)
         self._held: tuple[bytes, Any, list[Any], bool] | None = None
         self._rests = False
@@ -222,10 +224,13 @@ class Server:
 
     def _bind_ipc(self) -> bool:
         """Listen on ipc; False while the name is taken."""
-        with contextlib.suppress(zmq.ZMQError):
+        try:
             self.socket.bind(self._ipc_endpoint)
-            self._ipc_is_open = True
-        return self._ipc_is_open
+        except zmq.ZMQError as error:
+            self.ipc_is_taken = error.errno == zmq.EADDRINUSE
+            return False
+        self._ipc_is_open, self.ipc_is_taken = True, False
+        return True
 
     def mind_descriptors(self) -> None:
         """Take no new ipc connections while half of the descriptors are in use; call it often.

@@ -111,6 +111,14 @@ class Counter(enum.IntEnum):
         "pieces",
         "of history fetched from the object store",
     )
+    IPC_TAKEN = 33, CounterKind.LEVEL, "names", "of ipc that another process holds"
+    RINGS_TAKEN = 34, CounterKind.LEVEL, "names", "of shared memory that another process holds"
+    THREADS_LOST = (
+        35,
+        CounterKind.LEVEL,
+        "threads",
+        "that an authorizer or authenticator has not answered in time",
+    )
 
 
 HISTOGRAM_BUCKETS = 27

@@ -223,13 +223,16 @@ class RingServer:
         self._endpoint = ipc_endpoint
         self._listener = RingListener(address_beside(ipc_endpoint))
         self._epoll = select.epoll()
-        self._is_told = False
-        """Whether it was logged that another process has the address."""
         try:
             self._open()
         except Unavailable:
             self.close()
             raise
+        if self.is_taken:
+            _log.warning(
+                "another process listens beside %s: there is no shared memory until it ends",
+                ipc_endpoint,
+            )
 
     def listen(self) -> None:
         """Listen, unless that is done or another process has the address: any user of the host may take it while the
@@ -242,14 +245,13 @@ class RingServer:
         try:
             if self._listener.open():
                 self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-            elif not self._is_told:
-                self._is_told = True
-                _log.warning(
-                    "another process listens beside %s: there is no shared memory until it ends",
-                    self._endpoint,
-                )
         except OSError as error:
             raise Unavailable(f"cannot listen beside {self._endpoint}: {error}") from error
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process has the address; it is taken again once it is free."""
+        return not self._listener.is_open
 
     def __len__(self) -> int:
         return len(self._links)

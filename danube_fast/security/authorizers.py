@@ -28,7 +28,15 @@ from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.security.entry_points import EntryPointGroup, FaultLog, said
-from danube_fast.security.question_threads import ANSWER_SECONDS, Outcome, QuestionThreads, Spare
+from danube_fast.security.question_threads import (
+    ANSWER_SECONDS,
+    REPLACED_MAX,
+    THREADS_MAX,
+    THREADS_OF_ONE_MAX,
+    Outcome,
+    QuestionThreads,
+    Spare,
+)
 from danube_fast.types import CLUSTER
 from danube_fast.undecided import Undecided
 
@@ -39,16 +47,10 @@ _log = logging.getLogger(__name__)
 _GROUP = EntryPointGroup(
     "danube_fast.authorizers", "authorizer", "authorize", "principal, permission, resource"
 )
-THREADS_MAX = 32
-"""Threads, without those that are lost in questions that hang, as far as these are replaced."""
-THREADS_OF_ONE_MAX = 8
-"""Threads that ask about one principal, if it gets answers."""
 LOST_OF_ONE_MAX = 2
 """About a principal that has lost so many threads nothing more is asked; it begins with so many."""
 RESERVED = 8
 """Threads for administrators alone."""
-REPLACED_MAX = 224
-"""Lost threads that are replaced."""
 REPLACE_NS = SECOND_NS // 20
 """How often those are looked for."""
 QUESTIONS_MAX = 4096
@@ -171,11 +173,16 @@ class AskedAuthorizer:
             self._threads.replace_lost()
         for key, question in late:
             self._fail(
-                key, question, Unavailable, f"has not answered within {ANSWER_SECONDS:g} s", self._at_it()
+                key, question, Unavailable, f"has not answered within {ANSWER_SECONDS:g} s", self._threads.at_it
             )  # fmt: skip
         if self._has_version and now_ns - self._version_ns >= VERSION_NS:
             self._version_ns = now_ns
             self._read_version(now_ns)
+
+    @property
+    def threads_lost(self) -> int:
+        """Threads whose question, or read of the version, has no answer in time."""
+        return self._threads.lost + self._versions_late
 
     # ---------------------------------------------------------------- questions
 
@@ -200,16 +207,15 @@ class AskedAuthorizer:
     def _held_up(self, key: _Key) -> Unavailable:
         what = f"does not answer {LOST_OF_ONE_MAX} or more questions about {key.principal}"
         self._faults.warn(
-            "the authorizer %s %s, which denies the others: %s", self._name, what, self._at_it()
+            "the authorizer %s %s, which denies the others: %s",
+            self._name,
+            what,
+            self._threads.at_it,
         )
         return Unavailable(
             f"the authorizer {self._name} {what}, and is asked no other until one of them ends; try again later, or "
             "see the broker's log"
         )
-
-    def _at_it(self) -> str:
-        lost, running = self._threads.lost, self._threads.running
-        return f"{running} threads ask it, and {lost} of them have waited for more than {ANSWER_SECONDS:g} s"
 
     def _bring_forward(self, key: _Key, question: _Question) -> None:
         """Let a question that waits for a thread be one of the first."""

@@ -20,10 +20,24 @@ from typing import Any, NamedTuple
 
 from danube_fast.clock import SECOND_NS, Clock
 
-__all__ = ["ANSWER_SECONDS", "Outcome", "QuestionThreads", "Spare"]
+__all__ = [
+    "ANSWER_SECONDS",
+    "REPLACED_MAX",
+    "THREADS_MAX",
+    "THREADS_OF_ONE_MAX",
+    "Outcome",
+    "QuestionThreads",
+    "Spare",
+]
 
 ANSWER_SECONDS = 5.0
 """For a thread to be free, and for the answer. A client has given up soon after."""
+THREADS_MAX = 32
+"""Threads of a component, without those that are lost in questions that hang, as far as these are replaced."""
+THREADS_OF_ONE_MAX = 8
+"""Threads of one asker, if it gets answers."""
+REPLACED_MAX = 224
+"""Lost threads that are replaced."""
 
 
 class Outcome:
@@ -110,6 +124,11 @@ class QuestionThreads:
                     self._forget(asker)
                 raise
         return question.answer
+
+    @property
+    def at_it(self) -> str:
+        """How many threads there are, and lost ones, in words for a log."""
+        return f"{self.running} threads ask it, and {self.lost} of them have waited for more than {ANSWER_SECONDS:g} s"
 
     def is_held_up(self, asker: Hashable) -> bool:
         """Whether so many threads of an asker are lost that it has no other before one of them ends."""

@@ -158,6 +158,7 @@ class LoopbackServer:
         """The last `receive` took everything that was there."""
         self.proves = self.looks_at_senders = False
         self.guard = None
+        self.ipc_is_taken = False
         self.proof = ""
         """Connections of a simulation prove nothing."""
         self.introduces = False

@@ -126,6 +126,15 @@ def test_who_reaches_a_broker(
         assert "every user" in found["ipc, shared memory"]["seen"]
 
 
+def test_ports_that_the_system_chooses_are_not_said_to_be_0(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DANUBE_LISTEN", "[::1]:0")
+    found = looked_at(run, folder)
+    assert found["tcp"]["seen"].startswith("[::1], a port that the system chooses: every program")
+    assert found["admin port"]["seen"].startswith("loopback, a port that the system chooses (HTTP)")
+
+
 KEY = {"stage": "prepared", "keys": ["new", "old"], "active": "old", "processes": []}
 
 

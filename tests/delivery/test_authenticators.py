@@ -19,8 +19,8 @@ import danube_fast
 from danube_fast.errors import PermissionDenied
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.curve import new_key_pair
+from danube_fast.security.question_threads import ANSWER_SECONDS, THREADS_OF_ONE_MAX
 from danube_fast.security.tls import client_context
-from danube_fast.workers.sign_on.authenticator import ANSWER_SECONDS, THREADS_OF_ONE_MAX
 from tests.delivery.sign_on_rig import SignOnServer
 from tests.delivery.test_security import FELT_SECONDS, TOPIC, refused
 from tests.security.rules import install_logins
@@ -98,6 +98,11 @@ def denied_sign_ons(server: LoginServer, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_client_signs_on_by_it(server: LoginServer) -> None:
+    with server.come_in("ann") as ann:
+        status = ann.admin.cluster_status()
+    (row,) = (each for each in status["processes"] if each["process"] == "sign_on")
+    assert status["sign_on"] == urlsplit(server.sign_on_url).netloc
+    assert row["port"] == urlsplit(server.sign_on_url).port
     with server.signed_on("user:pia") as plain, server.signed_on("user:pia+auditors") as grouped:
         assert plain.producer(TOPIC).publish(b"in").offset == 0
         consumer = grouped.consumer(TOPIC, subscription="s", initial_position="earliest")
@@ -183,8 +188,19 @@ def test_faults_and_hanging_answers_leave_the_others_alone(server: LoginServer) 
     assert server.status_of("user:pia") == 503, "no thread is free for this address"
     assert server.status_of(made.text) == 200
     assert server.pids()["sign_on"] == pid, "the process was killed"
-    Path(f"{server.asked}.go").touch()
-    wait_until("free threads", lambda: server.status_of("user:pia") == 200, 30)
+    with server.come_in("ann") as ann:
+
+        def lost(count: int) -> bool:
+            status = ann.admin.cluster_status()
+            (row,) = (each for each in status["processes"] if each["process"] == "sign_on")
+            assert not row["fault"] or "authenticator" in row["fault"]
+            told = row["fault"].startswith(f"{count} threads") if count else not row["fault"]
+            return told and status["counters"]["threads_lost"] == count
+
+        wait_until("the threads in the status", lambda: lost(THREADS_OF_ONE_MAX), 20)
+        Path(f"{server.asked}.go").touch()
+        wait_until("free threads", lambda: server.status_of("user:pia") == 200, 30)
+        wait_until("a status without them", lambda: lost(0), 20)
     assert server.broker is not None
     log = server.broker.error_text()
     assert "the authenticator logins failed: ZeroDivisionError at house_logins.py" in log

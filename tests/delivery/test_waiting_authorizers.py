@@ -262,3 +262,10 @@ def test_an_administrator_disables_users_whose_questions_hang(stage: Stage) -> N
             assert ann.admin.list_security(record_kind="principal")
             ann.admin.set_principal(user, disabled=True)
             assert paul.admin.list_subscriptions(TOPIC) == []
+
+        def told() -> str:
+            rows = ann.admin.cluster_status()["processes"]
+            return str(next(row["fault"] for row in rows if row["process"] == "coordinator"))
+
+        fault = wait_until("the lost threads in the status", told, WAIT_SECONDS)
+        assert "waited for the authorizer for more than 5 s" in fault

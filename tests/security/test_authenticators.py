@@ -23,11 +23,17 @@ from danube_fast.security.authenticators import (
 )
 from danube_fast.security.issuers import Issuer
 from danube_fast.security.policy import Policy
+from danube_fast.security.question_threads import (
+    ANSWER_SECONDS,
+    THREADS_MAX,
+    THREADS_OF_ONE_MAX,
+)
 from danube_fast.security.tokens import Verified
 from danube_fast.workers.sign_on import authenticator, sign_on
 from danube_fast.workers.sign_on.authenticator import AskedAuthenticator, load_authenticator
 from danube_fast.workers.sign_on.verifier import Verifier
 from tests.delivery.sign_on_rig import AUDIENCE, ISSUER, IssuerKey
+from tests.security.authorizer_rig import Moved
 from tests.security.rules import install_logins
 from tests.workers.broker import ROOT, wait_until
 
@@ -177,7 +183,7 @@ def test_those_that_hang_hold_up_no_loop_and_are_bounded(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(ask())
-    assert "has not answered within 0.5 s; 3 of 3 threads are at it" in caplog.text
+    assert "has not answered within 0.5 s: 3 threads ask it" in caplog.text
     assert "Exception" not in caplog.text, "late answers are faults of the loop"
 
 
@@ -185,13 +191,67 @@ def test_one_address_has_not_all_threads(asked: Path) -> None:
     slow = loaded(asked)
 
     async def ask() -> None:
-        count = authenticator.THREADS_MAX
+        count = THREADS_MAX
         questions = [asyncio.create_task(slow.verify("hang:pia", HERE)) for _ in range(count)]
         await asyncio.sleep(0)  # they have begun
         found = await slow.verify("user:pia", "192.0.2.8")
         assert found.principal == "pia" and not any(question.done() for question in questions)
         Path(f"{asked}.go").touch()  # noqa: ASYNC240
         await asyncio.gather(*questions, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+def test_threads_that_hang_are_replaced_up_to_a_number(
+    asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticator, "REPLACED_MAX", 2 * THREADS_OF_ONE_MAX)
+    clock = Moved()
+    slow = load_authenticator(Settings(authenticator=f"logins:{asked}"), clock)
+    assert slow is not None
+
+    def later() -> None:
+        clock.moved_ns += int(ANSWER_SECONDS * SECOND_NS)
+        slow.do_work()
+
+    async def until_asked(count: int) -> None:
+        deadline = time.monotonic() + 20
+        while not asked.exists() or asked.read_text().count("hang") < count:  # noqa: ASYNC240
+            assert time.monotonic() < deadline, f"{count} questions were not asked"
+            await asyncio.sleep(0.01)
+
+    async def ask() -> None:
+        questions = []
+        most = THREADS_MAX + 2 * THREADS_OF_ONE_MAX
+        for number in range(most // THREADS_OF_ONE_MAX):
+            address = f"192.0.2.{number}"
+            questions += [
+                asyncio.create_task(slow.verify("hang:pia", address))
+                for _ in range(THREADS_OF_ONE_MAX)
+            ]
+            await until_asked(len(questions))
+            if len(questions) == THREADS_MAX:
+                later()
+                assert slow.threads_lost == THREADS_MAX
+                with pytest.raises(Unavailable):
+                    await slow.verify("user:pia", address)
+                found = await slow.verify("user:pia", HERE)
+                assert found.principal == "pia", "no thread has taken the place of a lost one"
+        later()
+        assert slow.threads_lost == most
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            await slow.verify("user:pia", "192.0.2.0")
+        assert time.monotonic() - began < 1, "it is not refused at once"
+        beyond = asyncio.create_task(slow.verify("user:pia", HERE))
+        await asyncio.sleep(0)
+        Path(f"{asked}.go").touch()  # noqa: ASYNC240
+        assert (await beyond).principal == "pia"
+        await asyncio.gather(*questions, return_exceptions=True)
+        deadline = time.monotonic() + 20
+        while slow.threads_lost:
+            assert time.monotonic() < deadline, "threads that have ended are lost still"
+            await asyncio.sleep(0.01)
 
     asyncio.run(ask())
 

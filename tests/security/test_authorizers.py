@@ -27,13 +27,12 @@ from danube_fast.security.authorizers import (
     FAULT_NS,
     LOST_OF_ONE_MAX,
     QUESTIONS_OF_ONE_MAX,
-    THREADS_MAX,
     VERSION_NS,
     AskedAuthorizer,
     check_authorizer,
     load_authorizer,
 )
-from danube_fast.security.question_threads import ANSWER_SECONDS
+from danube_fast.security.question_threads import ANSWER_SECONDS, THREADS_MAX
 from danube_fast.security.records import BOOTSTRAP
 from danube_fast.types import Permission
 from danube_fast.undecided import Steps, Undecided, sift, when_decided

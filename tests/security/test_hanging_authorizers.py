@@ -13,14 +13,16 @@ from danube_fast.net import protocol as p
 from danube_fast.security.authorizers import (
     ANSWER_NS,
     LOST_OF_ONE_MAX,
-    REPLACED_MAX,
     RESERVED,
-    THREADS_MAX,
-    THREADS_OF_ONE_MAX,
     AskedAuthorizer,
 )
 from danube_fast.security.entry_points import SAID_CHARACTERS_MAX, said
-from danube_fast.security.question_threads import ANSWER_SECONDS
+from danube_fast.security.question_threads import (
+    ANSWER_SECONDS,
+    REPLACED_MAX,
+    THREADS_MAX,
+    THREADS_OF_ONE_MAX,
+)
 from danube_fast.security.records import Binding, Principal
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.undecided import when_decided
@@ -99,7 +101,7 @@ def test_ten_users_whose_questions_hang_hold_up_no_other() -> None:
             for number in range(USERS):
                 flooded.flood(f"other{turn}-{number}")
             flooded.check_others(f"turn {turn}")
-        assert flooded.asked._threads.lost == 4 * taken
+        assert access.threads_lost == 4 * taken
         assert not access.permits("u0", P.PRODUCE, "/shop/u0-0")
         gate.close()
         flooded.loop.until("their end", lambda: not flooded.asked._threads.running)

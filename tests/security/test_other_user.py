@@ -205,6 +205,15 @@ def test_a_taken_name_keeps_no_worker_down(server: SecuredServer) -> None:
             assert b"taken" in process.stdout.readline()
         with server.come_in("ann", timeout=SECONDS) as ann:
             assert ann.producer(TOPIC).publish(b"two").offset == 1
+
+            def is_told() -> bool:
+                rows = ann.admin.cluster_status()["processes"]
+                faults = " ".join(row["fault"] for row in rows)
+                return all(
+                    f"{endpoint.removeprefix('ipc://')} and" in faults for endpoint in endpoints
+                )
+
+            wait_until("the names in the status", is_told, SECONDS)
             ann.admin.set_credential(f"uid:{os.geteuid()}", "ann")
             with (
                 pytest.raises(DanubeError),

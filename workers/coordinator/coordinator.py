@@ -25,6 +25,7 @@ from danube_fast.broker.answers import BrokerStatus, ClientPage, LogStatus
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.config import join_address
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, NotFound
 from danube_fast.net import protocol
@@ -149,6 +150,8 @@ class Coordinator:
         )
         self.connections.commands.handlers[protocol.Admin] = administration.handle
         self._web: web.WebThread | None = None
+        self._address = ""
+        """Where clients begin, from `start` on."""
         self._admin_address = web.address_of(self._config.admin_fd)
 
     # ---------------------------------------------------------------- life
@@ -161,6 +164,7 @@ class Coordinator:
         connections, wake = self.connections, self._boot.mailbox.wake
         connections.server.follow(connections.sessions, lambda: connections.drained_ns, wake)
         port = self.connections.server.bind(config.tcp_host, config.tcp_port, config.ipc_endpoint)
+        self._address = join_address(config.tcp_host, port)
         self._idle = IdleStrategy(
             [self.connections.server.fileno()],
             self.connections.server.readable,
@@ -211,10 +215,13 @@ class Coordinator:
         if self.audit_topic is not None:
             self.audit_topic.do_work(now_ns)
         self.security.do_work(now_ns)
+        counters = self._boot.counters
         if self._secured is not None:
             self._secured.access.do_work(now_ns)
+            counters.set(Counter.THREADS_LOST, self._secured.access.threads_lost)
         self.server_key.do_work(now_ns)
-        self._boot.counters.set(Counter.SESSIONS, len(self.connections.sessions))
+        counters.set(Counter.SESSIONS, len(self.connections.sessions))
+        counters.set(Counter.IPC_TAKEN, self.connections.server.ipc_is_taken)
         if self._web is None and self._config.admin_fd >= 0 and self._all_ready():
             boot = self._boot
             view = web.BrokerView(
@@ -223,6 +230,7 @@ class Coordinator:
                 lambda: self.namespaces.table(
                     self.topic_reports.published(), self._settings.metrics_topics_max
                 ),
+                self._config.ipc_endpoints,
             )  # fmt: skip
             if self._settings.tokens:
                 view.issuers_fault = lambda: self.sign_ons.issuers_fault
@@ -390,13 +398,13 @@ class Coordinator:
             topics=len(self.topics.by_name), partitions=self.topics.partition_count,
             rebalance=self.rebalancer.status(),
             processes=web.BrokerView(
-                self.processes, boot.control, boot.counters, self.clock
+                self.processes, boot.control, boot.counters, self.clock, ipc_endpoints=config.ipc_endpoints
             ).processes(),
             logs=logs,
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
             auth=self._settings.auth, server_keys=self.server_key.keys,
             audit="off" if self.audit is None else self.audit.fault or "on",
-            listen=self._settings.listen, admin=self._admin_address, sign_on=self._settings.sign_on,
+            listen=self._address, admin=self._admin_address, sign_on=config.sign_on_address,
             tls=bool(self._settings.tls_certificate),
             tls_fault=self._web.tls_fault if self._web is not None else "", issuers_fault=self.sign_ons.issuers_fault,
             sign_on_fault=self.sign_ons.fault,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube_fast.admin.view import BrokerView, Exposure
 from danube_fast.clock import Clock
-from danube_fast.config import Settings
+from danube_fast.config import Settings, join_address
 from danube_fast.errors import DanubeError
 from danube_fast.workers.coordinator.request_access import RequestAccess
 from danube_fast.workers.process.access import Access
@@ -41,8 +41,7 @@ def address_of(listen_fd: int) -> str:
     if listen_fd < 0:
         return ""
     with socket.socket(fileno=os.dup(listen_fd)) as copy:
-        host, port = copy.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(*copy.getsockname()[:2])
 
 
 class WebThread:

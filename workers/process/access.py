@@ -175,6 +175,11 @@ class Access:
         """Whether the authorizer of another package is asked, too."""
         return self._outer is not None
 
+    @property
+    def threads_lost(self) -> int:
+        """Threads that the authorizer of another package has not answered in time."""
+        return 0 if self._outer is None else self._outer.threads_lost
+
     def check(
         self, principal: str, permission: Permission, resource: str, *, is_open: bool = False, outer: bool = True,
     ) -> None:  # fmt: skip

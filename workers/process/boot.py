@@ -77,6 +77,8 @@ class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Listening socket of the admin port (coordinator only)."""
     sign_on_fd: int = -1
     """Listening socket of sign-on (its process only)."""
+    sign_on_address: str = ""
+    """HOST:PORT of it; empty: there is none."""
     advertise: str
     """Host name for clients."""
     ipc_endpoints: list[str]

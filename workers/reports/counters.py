@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from danube_fast.ring.counters import HISTOGRAM_BUCKETS, Counter, Histogram
+from danube_fast.workers.process.access import Access
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.job import PeriodicJob
 from danube_fast.workers.shard.publish.intake import Intake
 from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["CounterReports"]
 
@@ -16,8 +18,12 @@ class CounterReports(PeriodicJob):
 
     interval_ns = 250_000_000
 
-    def __init__(self, state: ShardState, intake: Intake, delivery: Delivery) -> None:
+    def __init__(
+        self, state: ShardState, intake: Intake, delivery: Delivery, transports: Transports,
+        access: Access | None,
+    ) -> None:  # fmt: skip
         self._state, self._intake, self._delivery = state, intake, delivery
+        self._transports, self._access = transports, access
         self._synced = {log.log_id: log.synced_position for log in state.logs.values()}
         self._sync_bytes = 0
 
@@ -25,6 +31,7 @@ class CounterReports(PeriodicJob):
         """Refresh the counters."""
         state, counters = self._state, self._state.boot.counters
         intake, delivery = self._intake, self._delivery
+        server, rings = self._transports.server, self._transports.rings
         logs = state.logs.values()
         for log in logs:
             self._sync_bytes += log.synced_position - self._synced.get(
@@ -50,6 +57,9 @@ class CounterReports(PeriodicJob):
             Counter.ACKS_OUT: max(0, intake.frames_answered - intake.refused),
             Counter.LOST_NON_RELIABLE: delivery.lost,
             Counter.CONSUMERS: sum(len(session.consumers) for session in state.sessions),
+            Counter.IPC_TAKEN: server.ipc_is_taken,
+            Counter.RINGS_TAKEN: rings is not None and rings.is_taken,
+            Counter.THREADS_LOST: 0 if self._access is None else self._access.threads_lost,
         }
         times = {
             Histogram.ACK: [intake.ack_times],

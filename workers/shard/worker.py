@@ -239,6 +239,7 @@ class ShardWorker:
             state, self.consumers, self.transports, self.assignments
         )
         self.touched = TouchedPartitions(self.intake, self.retention)
+        access = self.secured.access if self.secured is not None else None
         jobs: list[Job] = [
             Redeliveries(state, self.consumers),
             self.dead_letters,
@@ -258,16 +259,15 @@ class ShardWorker:
             self.assignments,
             self.session_checks,
             self.touched,
-            CounterReports(state, self.intake, self.delivery),
+            CounterReports(state, self.intake, self.delivery, self.transports, access),
             self.trimming,
             PassedPages(state),
             self.producers,
             self.forwarder,
         ]
-        if self.secured is not None:
-            access, ends = self.secured.access, (self.consumers, self.transports)
+        if self.secured is not None and access is not None:
+            ends, denials = (self.consumers, self.transports), self.secured.denials
             self.security = SecurityCopy(state.boot, access)
-            denials = self.secured.denials
             jobs.append(AccessChecks(state, access, self.security, *ends, denials))
             jobs.append(DenialReports(state.boot.mailbox, denials))
         self.upkeep = Upkeep(state, self.lookahead, self.session_checks, jobs)

@@ -3,8 +3,8 @@
     secret --loop--> a free thread --authenticate()--> answer --loop--> Verified
                        '--no answer in time: the client is told to try again, and the thread is not free until it ends
 
-Threads cannot be ended, so those that hang stay, up to a number; API keys and tokens need none of them. Only its refusal says
-that a secret is wrong: a fault lets no client in either, and tells it to try again.
+Threads cannot be ended, so those that hang stay, and others take their place, up to a number; API keys and tokens need none of
+them. Only its refusal says that a secret is wrong: a fault lets no client in either, and tells it to try again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from danube_fast.security.authenticators import (
     SecretAuthenticator,
 )
 from danube_fast.security.entry_points import FaultLog, said
-from danube_fast.security.question_threads import ANSWER_SECONDS, QuestionThreads
+from danube_fast.security.question_threads import (
+    ANSWER_SECONDS,
+    REPLACED_MAX,
+    THREADS_MAX,
+    THREADS_OF_ONE_MAX,
+    QuestionThreads,
+    Spare,
+)
 from danube_fast.security.tokens import Verified
 
 __all__ = ["AskedAuthenticator", "load_authenticator"]
 
 _log = logging.getLogger(__name__)
-
-THREADS_MAX = 32
-"""Questions at one time; more of them wait."""
-THREADS_OF_ONE_MAX = 8
-"""For one address, so that its secrets that hang hold up no other client."""
 
 
 class AskedAuthenticator:
@@ -41,14 +43,29 @@ class AskedAuthenticator:
 
     def __init__(self, rules: AuthenticatorRules, inner: SecretAuthenticator, clock: Clock) -> None:
         self._rules, self._inner, self._clock = rules, inner, clock
-        self._threads = QuestionThreads("authenticator", THREADS_MAX, THREADS_OF_ONE_MAX)
+        # an address may have many users, so it begins with all threads that one may have
+        spare = Spare(clock, 0, REPLACED_MAX, THREADS_OF_ONE_MAX)
+        self._threads = QuestionThreads("authenticator", THREADS_MAX, THREADS_OF_ONE_MAX, spare)
         self._faults = FaultLog(_log, clock)
+
+    @property
+    def threads_lost(self) -> int:
+        """Threads whose secret has no answer in time."""
+        return self._threads.lost
+
+    def do_work(self) -> None:
+        """Replace threads that are lost; to be called again and again."""
+        self._threads.replace_lost()
 
     async def verify(self, secret: str, address: str) -> Verified:
         """Return what it vouches for. Raises PermissionDenied with the reason, Unavailable if it does not decide."""
         if not secret or not secret.isascii() or not secret.isprintable():
             # an empty password is taken by some directories for no password at all
             raise PermissionDenied("malformed: it is no printable text")
+        if self._threads.is_held_up(address):
+            raise self._undecided(
+                f"does not answer {THREADS_OF_ONE_MAX} secrets of {address}, and is asked no other: {self._threads.at_it}"
+            )
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 asked = self._threads.ask(
@@ -56,9 +73,9 @@ class AskedAuthenticator:
                 )
                 answer = await asyncio.wrap_future(asked)
         except TimeoutError:
-            raise self._undecided(
-                f"has not answered within {ANSWER_SECONDS:g} s; {self._threads.running} of {THREADS_MAX} threads are at it"
-            ) from None
+            self._threads.replace_lost()
+            what = f"has not answered within {ANSWER_SECONDS:g} s: {self._threads.at_it}"
+            raise self._undecided(what) from None
         except RuntimeError as fault:  # no thread can be made
             raise self._undecided(f"cannot be asked: {fault}") from None
         error = answer.error

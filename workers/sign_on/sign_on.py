@@ -28,6 +28,7 @@ from danube_fast.clock import SECOND_NS
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable, error_from_code
 from danube_fast.net.sign_on import Grant
 from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.records import SignOn
 from danube_fast.security.server_keys import server_keys
@@ -72,7 +73,7 @@ class SignOnProcess:
         self._access = Access(booted.clock)
         self._copy = SecurityCopy(booted, self._access)
         files = issuer_files(settings, may_wait=is_again)
-        authenticator = load_authenticator(settings, booted.clock)
+        authenticator = self._authenticator = load_authenticator(settings, booted.clock)
         self._verifier = Verifier(self._access.policy, files.loaded, booted.clock, authenticator)
         # certificates of clients prove no one here, so CAs and lists of revoked ones are none of its business
         self._tls = ServerTls(
@@ -120,7 +121,7 @@ class SignOnProcess:
         self._server = HttpServer(config, lambda: tls.refresh(clock.monotonic_ns()))
         listener = socket.socket(fileno=self._boot.config.sign_on_fd)
         self._turn()
-        self._boot.set_state(ProcessState.READY)
+        self._boot.set_state(ProcessState.READY, listener.getsockname()[1])
         await self._server.serve([listener])
         self._issuers.close()
         self._loop.remove_reader(self._boot.mailbox.fileno())
@@ -136,6 +137,9 @@ class SignOnProcess:
         self._copy.do_work(now_ns)
         self._issuers.do_work(now_ns)
         self._reports.do_work(now_ns)
+        if (authenticator := self._authenticator) is not None:
+            authenticator.do_work()
+            booted.counters.set(Counter.THREADS_LOST, authenticator.threads_lost)
         if self._loads != self._access.loads:
             self._tell_again()
         if booted.stop_requested:

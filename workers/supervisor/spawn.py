@@ -27,7 +27,7 @@ import msgspec
 
 from danube_fast.checks import COMPONENTS
 from danube_fast.children import child_environment, module_command
-from danube_fast.config import ENVIRONMENT_PREFIX, PORT_MAX, Settings, split_address
+from danube_fast.config import ENVIRONMENT_PREFIX, PORT_MAX, Settings, join_address, split_address
 from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
@@ -78,7 +78,7 @@ class Addresses:
             )
         self.ports = [port, *((port + 2 + i) if port else 0 for i in range(settings.workers))]
         self.ports += [0] * (bool(settings.store) + bool(settings.sign_on))
-        """By process index; 0 until the system has chosen one, and for those that have none by ZeroMQ."""
+        """By process index; 0 until the system has chosen one, and for those that have none."""
         self.admin_host, self.admin_port = _loopback_of(self.host), port + 1 if port else 0
         if settings.admin:
             self.admin_host, self.admin_port = split_address(settings.admin, "--admin")
@@ -104,7 +104,7 @@ class Addresses:
         )
         self.admin_port = self.admin_socket.getsockname()[1]
         self.sign_on_socket: socket.socket | None = None
-        self._sign_on_host = ""
+        self._sign_on_host, self.sign_on_port = "", 0
         if settings.sign_on:
             self._sign_on_host, sign_on_port = split_address(settings.sign_on, "--sign-on")
             try:
@@ -114,6 +114,7 @@ class Addresses:
             except Unavailable:
                 self.admin_socket.close()
                 raise
+            self.sign_on_port = self.sign_on_socket.getsockname()[1]
 
     def close(self) -> None:
         """Close the listening sockets."""
@@ -140,21 +141,25 @@ class Addresses:
     @property
     def url(self) -> str:
         """URL for clients."""
-        return f"danube://{_bracketed(self.advertise)}:{self.ports[COORDINATOR]}"
+        return f"danube://{join_address(self.advertise, self.ports[COORDINATOR])}"
 
     @property
     def admin_url(self) -> str:
         """URL of the admin port."""
         scheme = "https" if self.is_tls else "http"
-        return f"{scheme}://{_bracketed(_reachable(self.admin_host))}:{self.admin_port}"
+        return f"{scheme}://{join_address(_reachable(self.admin_host), self.admin_port)}"
 
     @property
     def sign_on_url(self) -> str:
         """URL where clients sign on; empty: there is no sign-on."""
-        if self.sign_on_socket is None:
+        if not self.sign_on_port:
             return ""
-        port = self.sign_on_socket.getsockname()[1]
-        return f"https://{_bracketed(_reachable(self._sign_on_host))}:{port}"
+        return f"https://{join_address(_reachable(self._sign_on_host), self.sign_on_port)}"
+
+    @property
+    def sign_on_address(self) -> str:
+        """HOST:PORT where clients sign on; empty: there is no sign-on."""
+        return join_address(self._sign_on_host, self.sign_on_port) if self.sign_on_port else ""
 
 
 def _listen(host: str, port: int, what: str, options: str) -> socket.socket:
@@ -194,10 +199,6 @@ def _fingerprint(settings: Settings) -> str:
     from danube_fast.security.tls import ServerTls
 
     return ServerTls.of(settings).fingerprint
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _reachable(host: str) -> str:
@@ -346,6 +347,7 @@ class Shared:
             tcp_port=self.addresses.ports[process],
             admin_fd=self.addresses.admin_socket.fileno() if process == COORDINATOR else -1,
             sign_on_fd=self._sign_on_fd() if processes.roles[process] is Role.SIGN_ON else -1,
+            sign_on_address=self.addresses.sign_on_address,
             advertise=self.addresses.advertise,
             ipc_endpoints=self.ipc_endpoints,
             logs=[log for log in self.logs if processes.workers[owners[log[0]].worker] == process],
