@@ -259,14 +259,17 @@ class SecurityDirectory:
         self._check_keeps_administrator([key_of(record)], [record])
         self.change([record])
 
-    def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
+    def put_principal(
+        self, name: str, groups: list[str] | None, *, disabled: bool | None
+    ) -> dict[str, Any]:
         """Make or change a principal; see the operation. What is None stays as it is. Raises FailedPrecondition."""
         known = self._policy.get(f"principal/{name}")
         if isinstance(known, Principal):
             groups = known.groups if groups is None else groups
             disabled = known.disabled if disabled is None else disabled
-        groups, disabled = groups or [], bool(disabled)
-        self._put(Principal(name=name, groups=groups, disabled=disabled))
+        made = Principal(name, groups or [], disabled=bool(disabled))
+        self._put(made)
+        return {"name": name, "groups": made.groups, "disabled": made.disabled}
 
     def put_credential(
         self, credential: str, principal: str, *, expires_seconds: int, label: str
@@ -293,11 +296,7 @@ class SecurityDirectory:
                 f"{credential} belongs to {known.principal}; remove it there before it is given to {principal}"
             )
         expires_ns = self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
-        self._put(
-            Credential(
-                credential=credential, principal=principal, expires_ns=expires_ns, label=label
-            )
-        )
+        self._put(Credential(credential, principal, expires_ns, label))
 
     def add_api_key(
         self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
