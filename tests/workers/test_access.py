@@ -256,3 +256,12 @@ def test_a_user_that_is_changed_is_told_as_it_is_now() -> None:
     assert directory.put_principal("pia", None, disabled=None) == made, "it stays disabled"
     assert not directory.put_principal("pia", None, disabled=False)["disabled"]
     mailbox.close()
+
+
+def test_commands_of_administrators_are_known(rig: SecuredRig) -> None:
+    is_administrator = rig.worker.commands.is_administrator
+    assert not is_administrator("pia") and not is_administrator("eve")
+    rig.access.policy.put(Binding("rules", "user:pia", "admin", "cluster"))
+    assert is_administrator("pia")
+    rig.access.policy.put(Principal("pia", disabled=True))
+    assert not is_administrator("pia")

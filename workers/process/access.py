@@ -19,7 +19,7 @@ from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.changed_rights import Changes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
-from danube_fast.types import REPLY_TOPICS, Permission
+from danube_fast.types import CLUSTER, REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.process.commands import OWN_SESSION
 
@@ -214,6 +214,14 @@ class Access:
             raise PermissionDenied(
                 f"{principal} may not {permission} {resource}: only the client that made a reply topic reads it"
             )
+
+    def rules(self, principal: str) -> bool:
+        """Whether roles let the principal manage the cluster."""
+        try:
+            self.check(principal, Permission.MANAGE_CLUSTER, CLUSTER, outer=False)
+        except PermissionDenied:
+            return False
+        return True
 
     def serve_from(self, in_loop: Callable[[Callable[[], None]], None]) -> None:
         """Let the loop go on with what waits for another package's authorizer; `in_loop` hands it work."""
