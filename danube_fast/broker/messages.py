@@ -54,6 +54,7 @@ from danube_fast.broker.security_messages import SecurityConfirmed as SecurityCo
 from danube_fast.broker.security_messages import SecurityPage as SecurityPage
 from danube_fast.broker.security_messages import SignOnFailed as SignOnFailed
 from danube_fast.broker.security_messages import SignOnsAdded as SignOnsAdded
+from danube_fast.broker.security_messages import SignOnsTold as SignOnsTold
 from danube_fast.broker.security_messages import UseServerKey as UseServerKey
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy

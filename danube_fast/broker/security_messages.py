@@ -5,7 +5,7 @@
            <----- SecurityConfirmed, every few seconds --
     sign-on ----- AddSignOns ---------------------------> coordinator --SecurityChanged--> all, and their answers
             <---- answer ------------------------------------'
-    sign-on ----- IssuersRead, SignOnFailed ------------> coordinator
+    sign-on ----- IssuersRead, SignOnFailed, SignOnsTold -> coordinator
            <----- UseServerKey --------------------------
 
 A record is JSON, as the metadata store keeps it (`danube_fast/security/records.py`).
@@ -26,6 +26,7 @@ __all__ = [
     "SecurityPage",
     "SignOnFailed",
     "SignOnsAdded",
+    "SignOnsTold",
     "UseServerKey",
 ]
 
@@ -37,6 +38,8 @@ class SecurityPage(msgspec.Struct, frozen=True):
     records: list[bytes]
     last: str
     """Key of the last one; empty: there are no more."""
+    is_settling: bool = False
+    """Whether the coordinator has started again, and may not have heard of all sign-ons."""
 
 
 class FindSecurity(Message, frozen=True):
@@ -78,6 +81,10 @@ class AddSignOns(Message, frozen=True):
     """Digests of the entries of issuers that have just vouched for them, one for each; empty: no issuer has, or they are
     told again."""
     answer = SignOnsAdded
+
+
+class SignOnsTold(Message, frozen=True):
+    """Tell a coordinator that it has heard of all sign-ons by now that were there when it started. A notice."""
 
 
 class SignOnFailed(Message, frozen=True):

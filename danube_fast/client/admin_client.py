@@ -343,7 +343,7 @@ class AdminClient(_AdminView):
     def set_principal(
         self, name: str, groups: list[str] | None = None, disabled: bool | None = None
     ) -> Any:
-        """Make a principal, or change its groups, or disable it. InvalidArgument."""
+        """Make a principal, or change its groups, or disable it; what it is now, with `groups` and `disabled`. InvalidArgument."""
 
     @_operation
     def set_credential(

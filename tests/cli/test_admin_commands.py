@@ -192,6 +192,30 @@ def test_a_role_that_is_not_there_makes_no_user(run: Run, fake: FakeBroker) -> N
     assert run("security", "users", "add", "zoe", "--role", "auditor").code == 0
 
 
+@pytest.mark.parametrize(
+    ("disabled", "said"),
+    [(True, "user zoe is disabled"), (False, "user zoe is enabled"), (None, "user zoe\n")],
+)
+def test_it_says_whether_a_user_is_disabled(
+    run: Run, fake: FakeBroker, disabled: bool | None, said: str
+) -> None:
+    row = {"name": "zoe", "groups": [], "disabled": disabled}
+    fake.answers["set_principal"] = None if disabled is None else row  # older brokers say nothing
+    outcome = run("security", "users", "add", "zoe", "--group", "ops")
+    assert outcome.code == 0 and outcome.out.startswith(said)
+    assert ("security users add zoe --enabled" in outcome.out) == bool(disabled)
+
+
+def test_the_list_of_users_says_which_are_disabled(run: Run, fake: FakeBroker) -> None:
+    fake.answers["list_security"] = [
+        {"name": "ann", "groups": [], "disabled": False},
+        {"name": "zoe", "groups": [], "disabled": True},
+    ]
+    title, *lines = run("security", "users", "list").out.splitlines()
+    assert title.split()[-1] == "DISABLED"
+    assert [line.split()[-1] for line in lines] == ["no", "yes"]
+
+
 def test_all_groups_are_taken_away(run: Run, fake: FakeBroker) -> None:
     assert run("security", "users", "add", "zoe", "--group", "").code == 0
     assert fake.asked == [("set_principal", {"name": "zoe", "groups": [], "disabled": None})]

@@ -282,3 +282,27 @@ def test_help_does_not_wait_for_kernels() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "also"),
+    [
+        ("replay", ("danube-fast topics create", "which has to be there", "parquet:DIR nor the target")),
+        ("export", ("until_acked", "no Java")),
+        ("sql", ("No Java",)),
+    ],
+)  # fmt: skip
+def test_commands_over_topics_say_that_they_need_an_object_store(
+    run: Run, name: str, also: tuple[str, ...]
+) -> None:
+    outcome = run(name, "--help")
+    text = " ".join(outcome.out.replace("danube-\n", "danube-").split())
+    text = text.replace("danube- fast", "danube-fast")
+    needed = (
+        "danube-fast serve --store URL",
+        "credentials",
+        "durability memory",
+        "s3://BUCKET/PREFIX",
+    )
+    for each in (*needed, *also, "danube://127.0.0.1:6650"):
+        assert each in text, (each, text)

@@ -20,7 +20,7 @@ from danube_fast.security.policy import Policy
 from danube_fast.security.records import ApiKey, Principal, Revocation, SignOn, check_record
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.workers.coordinator import security
-from danube_fast.workers.coordinator.security import SecurityDirectory
+from danube_fast.workers.coordinator.security import SecurityDirectory, _stored
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.security_copy import SecurityCopy
@@ -91,10 +91,12 @@ class Broker:
         self.directory.change([Principal("pia"), Principal("paul"), API_KEY])
         self.load()
 
-    def start(self) -> None:
-        """Start the coordinator, or again behind a kill: then it knows what is in the store."""
+    def start(self, told: tuple[int, ...] = ()) -> None:
+        """Start the coordinator, or again behind a kill: then it knows what is in the store, and that those `told` have
+        copies."""
         mailbox: Any = self.wires[COORDINATOR]
-        self.directory = SecurityDirectory(self.store, mailbox, self.clock, Access(self.clock))
+        access = Access(self.clock)
+        self.directory = SecurityDirectory(self.store, mailbox, self.clock, access, told)
         SignOnChecks(self.store, self.directory, mailbox, self.clock)
 
     def start_both(self) -> None:
@@ -211,7 +213,9 @@ def test_a_clock_that_is_set_back_leaves_nothing_behind(broker: Broker) -> None:
 
 def test_revocations_go_when_all_that_they_ended_is_over(broker: Broker) -> None:
     def kept() -> set[str]:
-        return {each.holder for each in broker.directory._all() if isinstance(each, Revocation)}
+        return {
+            each.holder for each in _stored(broker.directory.policy) if isinstance(each, Revocation)
+        }
 
     broker.directory.end_sign_ons("principal/pia")
     broker.directory.end_sign_ons("jwt:corp")

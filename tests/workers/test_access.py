@@ -245,3 +245,23 @@ def test_a_user_that_the_kernel_cannot_name_is_not_registered() -> None:
     assert directory.policy.get(f"credential/{OVERFLOW}") is None
     directory.put_credential("uid:65533", "pia", expires_seconds=0, label="")
     mailbox.close()
+
+
+def test_a_user_that_is_changed_is_told_as_it_is_now() -> None:
+    mailbox: Any = FakeMailbox()
+    clock = SystemClock()
+    directory = SecurityDirectory(MemoryStore(clock), mailbox, clock, Access(clock))
+    made = directory.put_principal("pia", ["ops"], disabled=True)
+    assert made == {"name": "pia", "groups": ["ops"], "disabled": True}
+    assert directory.put_principal("pia", None, disabled=None) == made, "it stays disabled"
+    assert not directory.put_principal("pia", None, disabled=False)["disabled"]
+    mailbox.close()
+
+
+def test_commands_of_administrators_are_known(rig: SecuredRig) -> None:
+    is_administrator = rig.worker.commands.is_administrator
+    assert not is_administrator("pia") and not is_administrator("eve")
+    rig.access.policy.put(Binding("rules", "user:pia", "admin", "cluster"))
+    assert is_administrator("pia")
+    rig.access.policy.put(Principal("pia", disabled=True))
+    assert not is_administrator("pia")

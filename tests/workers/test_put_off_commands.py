@@ -13,21 +13,27 @@ from danube_fast.net import protocol as p
 from danube_fast.types import Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.process import commands
-from danube_fast.workers.process.commands import Commands
+from danube_fast.workers.process.commands import (
+    PUT_OFF_MAX,
+    PUT_OFF_OF_ONE_MAX,
+    PUT_OFF_OF_SESSION_MAX,
+    PUT_OFF_RESERVED,
+    Commands,
+)
 
 KINDS = p.OpenProducer, p.Subscribe
 
 
 class Rig:
-    """Commands of sessions 1 and 2, with an authorizer that answers when it is let."""
+    """Commands of sessions 1, 2, ... of these principals, with an authorizer that answers when it is let."""
 
-    def __init__(self) -> None:
+    def __init__(self, *principals: str) -> None:
         self.sessions = {
             number: SimpleNamespace(
-                number=number, identity=b"%d" % number, principal="pia", closed=False, last_seen_ns=0,
+                number=number, identity=b"%d" % number, principal=principal, closed=False, last_seen_ns=0,
                 proof="", address="",
             )
-            for number in (1, 2)
+            for number, principal in enumerate(principals or ("pia", "pia"), 1)
         }  # fmt: skip
         by_identity: Any = SimpleNamespace(
             by_identity=lambda identity: self.sessions.get(int(identity))
@@ -60,6 +66,14 @@ class Rig:
         waiting, self.waiting[:] = list(self.waiting), []
         for step in waiting:
             step()
+
+    def flood(self, session: int, count: int = PUT_OFF_OF_SESSION_MAX + 1) -> int:
+        """Send so many commands that have to wait; how many of them were refused."""
+        before = len(self.errors)
+        for number in range(count):
+            self.send(p.OpenProducer(number, 7, "p"), session)
+        assert {error.code for error in self.errors} <= {Unavailable.code}
+        return len(self.errors) - before
 
 
 def subscribe(request: int, consumer: int) -> p.Subscribe:
@@ -101,16 +115,37 @@ def test_the_end_of_a_session_ends_what_waits() -> None:
 
 
 def test_what_waits_is_bounded_for_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "PUT_OFF_OF_ONE_MAX", 3)
-    monkeypatch.setattr(commands, "PUT_OFF_MAX", 5)
+    monkeypatch.setattr(commands, "PUT_OFF_OF_SESSION_MAX", 3)
+    monkeypatch.setattr(commands, "PUT_OFF_OF_ONE_MAX", 5)
     rig = Rig()
-    for session in (1, 2):
-        for number in range(4):
-            rig.send(p.OpenProducer(number, 7, "p"), session)
+    assert (rig.flood(1, 4), rig.flood(2, 4)) == (1, 2)
     assert [error.request for error in rig.errors] == [3, 2, 3]
-    assert {error.code for error in rig.errors} == {Unavailable.code}
     rig.answered()
     assert len(rig.done) == 5
     rig.answer = Undecided("being asked", rig.waiting.append)
     rig.send(p.OpenProducer(8, 7, "p"))
     assert len(rig.errors) == 3 and len(rig.waiting) == 1, "those that were answered count no more"
+
+
+def test_eight_sessions_of_one_principal_leave_room_for_others() -> None:
+    rig = Rig(*["eve"] * 8, "pia")
+    for session in range(1, 9):
+        rig.flood(session)
+    assert len(rig.waiting) == PUT_OFF_OF_ONE_MAX
+    assert rig.flood(9, PUT_OFF_OF_SESSION_MAX) == 0
+    rig.answered()
+    assert not rig.commands._put_off_of and not rig.commands._put_off_by
+    assert len(rig.done) == PUT_OFF_OF_ONE_MAX + PUT_OFF_OF_SESSION_MAX
+
+
+def test_whatever_many_principals_send_administrators_keep_a_share() -> None:
+    names = [f"eve{number}" for number in range(30) for _ in range(2)]
+    rig = Rig(*names, "ann", "uma", "pia")
+    rig.commands.is_administrator = lambda principal: principal in ("ann", "uma")
+    for session in range(1, len(names) + 1):
+        rig.flood(session)
+    assert len(rig.waiting) == PUT_OFF_MAX - PUT_OFF_RESERVED
+    ann, uma, pia = range(len(names) + 1, len(names) + 4)
+    assert rig.flood(pia, 1) == 1, "there is no room left but that of administrators"
+    rig.flood(ann)
+    assert rig.flood(uma, PUT_OFF_RESERVED // 4) == 0, "nor does one of them take all of it"

@@ -125,6 +125,7 @@ class CoordinatorRig:
         self.port = 0
         processes = Processes.with_workers(1)
         config = SimpleNamespace(
+            epoch=1,
             accept_rollback=False, data_dir=str(directory), host_id="rig", worker_count=1,
             processes=processes, owners=[Owner("rig", 0)], process_of_log=lambda log_id: 1,
             advertise="127.0.0.1", ipc_endpoints=["", ""], admin_fd=-1, logs=[],

@@ -57,6 +57,8 @@ class Connections:
             unknown="this is the bootstrap endpoint; look the topic up, and ask its worker",
         )
         self.commands.denials = None if secured is None else secured.denials
+        if self._access is not None:
+            self.commands.is_administrator = self._access.rules
         self._closings = None if secured is None else Closings(secured.denials)
         self.commands.address_of = lambda identity: self.server.address
         self.commands.handlers |= {protocol.Ping: self._ping, protocol.Bye: self._bye}

@@ -55,6 +55,7 @@ from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.coordinator.slices import Slices
 from danube_fast.workers.coordinator.uploaders import Uploads
 from danube_fast.workers.coordinator.watches import Watches
+from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.boot import Boot, boot
 from danube_fast.workers.process.denials import Denials, is_audited
 from danube_fast.workers.process.environment import Environment
@@ -96,7 +97,9 @@ class Coordinator:
         self._store = environment.make_store(data_dir, self.clock, accept_rollback=accept)
         self._secured = SecureTransport.make(self._settings, data_dir, context, self.clock)
         access = self._secured.access if self._secured is not None else None
-        self.security = SecurityDirectory(self._store, booted.mailbox, self.clock, access)
+        self.security = SecurityDirectory(
+            self._store, booted.mailbox, self.clock, access, self._told_before()
+        )
         self.topics = TopicDirectory(
             self._store,
             log_count=len(self._config.owners),
@@ -129,6 +132,7 @@ class Coordinator:
         if access is not None:
             access.owner_of = self._owner_of
             access.serve_from(booted.mailbox.run_soon)
+            self._begin_sign_ons(access)
             self._begin_security(data_dir / BOOTSTRAP_KEY)
         rates = ChangeRates(
             self._settings.admin_changes_per_second_max, self.clock, self._authorizer, denials
@@ -254,6 +258,16 @@ class Coordinator:
         control = self._boot.control
         states = (control.state(process) for process in self.processes.serving)
         return all(state == ProcessState.READY for state in states)
+
+    def _told_before(self) -> list[int]:
+        """Find the processes that have copies of the records, from another start of this one."""
+        return self.processes.workers if self._config.epoch > 1 else []
+
+    def _begin_sign_ons(self, access: Access) -> None:
+        """Refuse no key before all sign-ons are told again, behind another start of this process."""
+        self._boot.mailbox.serve(m.SignOnsTold, lambda _: access.settle())
+        if self._settings.sign_on and self._config.epoch > 1:
+            access.begin_again()
 
     def _begin_security(self, key_file: Path) -> None:
         """Make the key of a first administrator, in a broker whose records let no administrator in; it ends at its first

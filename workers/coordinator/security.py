@@ -61,8 +61,8 @@ SCANNED_MAX = 5000
 CONFIRM_NS = 5 * SECOND_NS
 ADMINISTRATOR_NS = 24 * 3600 * SECOND_NS
 """So long the key of the last administrator must be good at least."""
-KNOWN_MS = 500
-"""A worker that does not say in that time that it knows a sign-on hears of it later than its client."""
+KNOWN_MS = 2000
+"""A worker that does not say in that time that it knows a sign-on refuses no key before it has heard all: see PAUSE_NS."""
 COMMANDS = {
     "principal": "users", "credential": "keys", "role": "roles", "binding": "bindings", "api_key": "tokens",
 }  # fmt: skip
@@ -96,14 +96,16 @@ class SecurityDirectory:
     """Change and hand out the records of one broker. Used by the coordinator's loop only."""
 
     def __init__(
-        self, store: MetadataStore, mailbox: Mailbox, clock: Clock, access: Access | None
-    ) -> None:
-        """`access`: the coordinator's own, whose copy this keeps; None while security is off."""
+        self, store: MetadataStore, mailbox: Mailbox, clock: Clock, access: Access | None,
+        told: Iterable[int] = (),
+    ) -> None:  # fmt: skip
+        """`access`: the coordinator's own, whose copy this keeps; None while security is off. `told`: those that have copies."""
         self._store, self._mailbox, self._clock = store, mailbox, clock
         self._access = access
         self._policy = access.policy if access is not None else Policy()
-        self._told: set[int] = set()
-        """Processes that have asked for the records."""
+        self._told = set(told)
+        """Processes that have asked for the records, and not started again since."""
+        mailbox.epoch_watchers.append(lambda peer, _: self._told.discard(peer))
         self._confirmed_ns = 0
         for _, entry in store.list(PREFIX):
             self._policy.put(_decoder.decode(entry.value))
@@ -157,7 +159,7 @@ class SecurityDirectory:
             if not self._has_administrator(self._policy, at_ns):
                 return  # it is so already
         left, lost = Policy(), set(gone)
-        for record in self._all():
+        for record in _stored(self._policy):
             if key_of(record) not in lost:
                 left.put(record)
         for record in made:
@@ -184,7 +186,7 @@ class SecurityDirectory:
         self.remove(
             [
                 key_of(record)
-                for record in self._all()
+                for record in _stored(self._policy)
                 if isinstance(record, Credential) and record.principal == BOOTSTRAP
             ]
         )
@@ -257,14 +259,17 @@ class SecurityDirectory:
         self._check_keeps_administrator([key_of(record)], [record])
         self.change([record])
 
-    def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
+    def put_principal(
+        self, name: str, groups: list[str] | None, *, disabled: bool | None
+    ) -> dict[str, Any]:
         """Make or change a principal; see the operation. What is None stays as it is. Raises FailedPrecondition."""
         known = self._policy.get(f"principal/{name}")
         if isinstance(known, Principal):
             groups = known.groups if groups is None else groups
             disabled = known.disabled if disabled is None else disabled
-        groups, disabled = groups or [], bool(disabled)
-        self._put(Principal(name=name, groups=groups, disabled=disabled))
+        made = Principal(name, groups or [], disabled=bool(disabled))
+        self._put(made)
+        return {"name": name, "groups": made.groups, "disabled": made.disabled}
 
     def put_credential(
         self, credential: str, principal: str, *, expires_seconds: int, label: str
@@ -291,11 +296,7 @@ class SecurityDirectory:
                 f"{credential} belongs to {known.principal}; remove it there before it is given to {principal}"
             )
         expires_ns = self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
-        self._put(
-            Credential(
-                credential=credential, principal=principal, expires_ns=expires_ns, label=label
-            )
-        )
+        self._put(Credential(credential, principal, expires_ns, label))
 
     def add_api_key(
         self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
@@ -316,7 +317,8 @@ class SecurityDirectory:
             if (known.principal, known.digest) == (name, made.digest):
                 return  # asked a second time
             raise AlreadyExists("there is an API key of that id; draw another one")
-        mine = [each for each in self._all() if isinstance(each, ApiKey) and each.principal == name]
+        stored = _stored(self._policy)
+        mine = [each for each in stored if isinstance(each, ApiKey) and each.principal == name]
         ended = [each for each in mine if each.expires_ns and now_ns >= each.expires_ns]
         if len(mine) - len(ended) >= LIVE_KEYS_MAX:
             ids = " and ".join(each.id for each in mine if each not in ended)
@@ -372,7 +374,7 @@ class SecurityDirectory:
             subject = f"user:{name}"
             keys = [
                 key_of(record)
-                for record in self._all()
+                for record in _stored(self._policy)
                 if (isinstance(record, Credential | ApiKey) and record.principal == name)
                 or (isinstance(record, Binding) and record.subject == subject)
             ] + keys
@@ -401,7 +403,7 @@ class SecurityDirectory:
         self.change([made])
         self.remove(
             key_of(record)
-            for record in self._all()
+            for record in _stored(self._policy)
             if isinstance(record, Revocation) and record.until_ns + LIFETIME_NS_MAX < now_ns
         )
         return len(held)
@@ -438,9 +440,6 @@ class SecurityDirectory:
             place = key_of(page[-1])
         return rows
 
-    def _all(self) -> Iterable[Record]:
-        return _stored(self._policy)
-
     # ---------------------------------------------------------------- copies
 
     def _changed(self, revision: int | None, values: list[bytes], removed: list[str]) -> None:
@@ -460,7 +459,8 @@ class SecurityDirectory:
         page = self._policy.page(request.message.after, PAGE_RECORDS)
         last = key_of(page[-1]) if len(page) == PAGE_RECORDS else ""
         values = [msgspec.json.encode(record) for record in page]
-        request.reply(m.SecurityPage(self._policy.version, values, last))
+        is_settling = self._access is not None and self._access.is_settling
+        request.reply(m.SecurityPage(self._policy.version, values, last, is_settling))
 
 
 def _check_kind(kind: str) -> None:

@@ -3,7 +3,8 @@
     connection: proof (CURVE key, uid) --principal_of--> principal --permits--> handle
 
 The coordinator owns the records. A process that was not told for `CONFIRMED_NS_MAX` that its copy is the newest one lets
-no client in and opens nothing; what is open goes on.
+no client in and opens nothing; what is open goes on. One that may not have heard yet of a sign-on does not refuse its key:
+the client asks again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.changed_rights import Changes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
-from danube_fast.types import REPLY_TOPICS, Permission
+from danube_fast.types import CLUSTER, REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.process.commands import OWN_SESSION
 
@@ -27,6 +28,8 @@ __all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
 CONFIRMED_NS_MAX = 30 * SECOND_NS
 OVERFLOW = "uid:65534"
 """Every user of another user namespace looks like this one."""
+SETTLES_NS = 5 * SECOND_NS
+"""So long a coordinator that has started again may not know all sign-ons that others know."""
 _OF_OWNER = Permission.LOOKUP, Permission.CONSUME, Permission.MANAGE_TOPIC
 """What the principal that made a reply topic may do with it."""
 
@@ -66,12 +69,27 @@ class Access:
         """How often it was read whole."""
         self.owner_of: Callable[[str], str | None] = lambda topic: None
         """Finds the principal that made a reply topic."""
+        self._settles_ns = 0
+        """Until then there may be sign-ons that are not known here yet."""
         self.is_owner = False
         """Whether this is the coordinator's: the key that a broker begins with is good there only."""
 
     def confirm(self) -> None:
         """Note that the copy is the newest one now."""
         self._confirmed_ns = self.clock.monotonic_ns()
+
+    def begin_again(self) -> None:
+        """Note that the coordinator has started again: others know sign-ons that it hears of in a moment."""
+        self._settles_ns = self.clock.monotonic_ns() + SETTLES_NS
+
+    def settle(self) -> None:
+        """Note that all sign-ons are known here that others knew."""
+        self._settles_ns = 0
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether there may be sign-ons that are not known here yet."""
+        return self.clock.monotonic_ns() < self._settles_ns
 
     @property
     def is_fresh(self) -> bool:
@@ -110,7 +128,10 @@ class Access:
         """Whether a connection with that proof may be made; HELLO asks again. Raises Unavailable."""
         if not self.is_fresh:
             raise self._not_known()
-        return self.principal_of(proof) is not None
+        if self.principal_of(proof) is not None:
+            return True
+        self._check_hears(proof)
+        return False
 
     def principal_of(self, proof: str) -> str | None:
         """Return the principal whom the proof names now; None: it names no one (any more)."""
@@ -131,6 +152,7 @@ class Access:
             raise Unavailable("what this connection proves was not read; say HELLO again")
         principal = self.principal_of(proof)
         if principal is None:
+            self._check_hears(proof)
             kind, _, number = proof.partition(":")
             who = f"local user {number}" if kind == "uid" else "this key"
             raise PermissionDenied(
@@ -146,6 +168,8 @@ class Access:
         """Raise PermissionDenied for a client whose key would give it other rights than its local user: it would act as
         another principal here than elsewhere."""
         claimed = self.policy.sign_ons.get(key)
+        if claimed is None:
+            self._check_hears(key)
         if self.principal_of(key) != principal or (claimed is not None and claimed.groups):
             user = proof.partition(":")[2]
             raise PermissionDenied(
@@ -196,6 +220,14 @@ class Access:
                 f"{principal} may not {permission} {resource}: only the client that made a reply topic reads it"
             )
 
+    def rules(self, principal: str) -> bool:
+        """Whether roles let the principal manage the cluster."""
+        try:
+            self.check(principal, Permission.MANAGE_CLUSTER, CLUSTER, outer=False)
+        except PermissionDenied:
+            return False
+        return True
+
     def serve_from(self, in_loop: Callable[[Callable[[], None]], None]) -> None:
         """Let the loop go on with what waits for another package's authorizer; `in_loop` hands it work."""
         if self._outer is not None:
@@ -224,6 +256,16 @@ class Access:
     def _check_fresh(self) -> None:
         if not self.is_fresh or not self.has_heard():
             raise self._not_known()
+
+    def _check_hears(self, proof: str) -> None:
+        """Raise Unavailable for a proof that is not known here, and may be known elsewhere."""
+        if not self.has_heard():
+            raise self._not_known()
+        is_key = proof.startswith("curve:") and not self.registered_to(proof)
+        if is_key and self.is_settling:
+            raise Unavailable(
+                "this process has not heard of all sign-ons since the coordinator has started again; try again"
+            )
 
     @staticmethod
     def _not_known() -> Unavailable:

@@ -45,8 +45,12 @@ _ACTIONS: dict[type, str] = {
 }
 """Commands that are refused, as records of denials name them."""
 PUT_OFF_MAX = 16_384
-PUT_OFF_OF_ONE_MAX = 2048
-"""Commands of one session that wait for answers about rights."""
+"""Commands that wait for answers about rights."""
+PUT_OFF_RESERVED = 1024
+"""Of these, room for administrators alone."""
+PUT_OFF_OF_ONE_MAX = 4096
+"""Of one principal; fewer if there is not so much room left for others."""
+PUT_OFF_OF_SESSION_MAX = 2048
 _ConsumerKey = tuple[int, int | None]
 Handler = Callable[[Session, Any], None]
 
@@ -73,7 +77,11 @@ class Commands:
         """What a client is told that has no right."""
         self._put_off_by: Counter[int] = Counter()
         """Commands that wait for answers about rights, by the session's number."""
+        self._put_off_of: Counter[str] = Counter()
+        """The same by principal."""
         self._put_off_count = 0
+        self.is_administrator: Callable[[str], bool] = lambda principal: False
+        """Whether room is reserved for the commands of a principal."""
         self._opening: dict[_ConsumerKey, Undecided] = {}
         """What consumers wait for to be opened, by session and consumer."""
         self.denials: Denials | None = None
@@ -130,25 +138,36 @@ class Commands:
 
     def _put_off(self, session: Session, command: Any, undecided: Undecided) -> None:
         """Run a command again when a right is known that it needs. Raises Unavailable."""
-        number, consumer = session.number, _consumer_of(session, command)
-        if self._put_off_count >= PUT_OFF_MAX or self._put_off_by[number] >= PUT_OFF_OF_ONE_MAX:
+        number, principal = session.number, str(session.principal)
+        consumer = _consumer_of(session, command)
+        if not self._has_room(session):
             raise Unavailable(
                 "too many commands wait for answers about rights just now; try again in a moment"
             )
         self._put_off_by[number] += 1
+        self._put_off_of[principal] += 1
         self._put_off_count += 1
 
         def again() -> None:
             self._put_off_count -= 1
-            self._put_off_by[number] -= 1
-            if not self._put_off_by[number]:
-                del self._put_off_by[number]
+            _take_one(self._put_off_by, number)
+            _take_one(self._put_off_of, principal)
             if self._opening.get(consumer) is undecided:
                 del self._opening[consumer]
             if not session.closed:
                 self._run_answered(session, command)
 
         undecided.then(again)
+
+    def _has_room(self, session: Session) -> bool:
+        """Whether one more command of a session may wait: no principal takes the room of all others."""
+        if self._put_off_by[session.number] >= PUT_OFF_OF_SESSION_MAX:
+            return False
+        count, left = self._put_off_of[session.principal], PUT_OFF_MAX - self._put_off_count
+        if count < min(left - PUT_OFF_RESERVED, PUT_OFF_OF_ONE_MAX):
+            return True
+        is_close = count < min(left, PUT_OFF_OF_ONE_MAX)
+        return is_close and self.is_administrator(session.principal)
 
     def _run(self, session: Session, command: Any) -> None:
         permission = self.permissions.get(type(command))
@@ -208,6 +227,13 @@ class Commands:
         """Note that no session was opened: what a connection proves names no one, or not any more."""
         if self.denials is not None:
             self.denials.note(Denial("hello", "", proof, address))
+
+
+def _take_one(counts: Counter[Any], key: Any) -> None:
+    """Count one less of a key, and forget it at 0."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _consumer_of(session: Session, command: Any) -> _ConsumerKey:

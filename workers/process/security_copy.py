@@ -126,6 +126,8 @@ class SecurityCopy:
                 self._ask(page.last, seen)
             else:
                 self._end(page.version, seen)
+                if page.is_settling:
+                    self._access.begin_again()
 
         question = m.FindSecurity(after)
         self._boot.mailbox.call(COORDINATOR, question, on_reply=got, timeout_ms=ASK_TIMEOUT_MS)

@@ -218,6 +218,7 @@ class ShardWorker:
         )  # fmt: skip
         self.commands.address_of = self.transports.address_of
         self.commands.denials = self.secured.denials if self.secured else None
+        self.commands.is_administrator = access.rules if access else lambda principal: False
         SessionCommands(state, self.commands, delivery, consumers, access)
         self.commands.handlers |= producers.handlers
         self.commands.handlers |= ConsumerCommands(

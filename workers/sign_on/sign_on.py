@@ -88,7 +88,9 @@ class SignOnProcess:
         self._turns: asyncio.TimerHandle | None = None
         self._denials = Denials(booted.clock, is_on=is_audited(settings))
         self._reports = DenialReports(booted.mailbox, self._denials)
-        self._loads = 1
+        self._untold: int | None = None
+        """Of those records, how many the coordinator has known before it has started again; None: it has been told so."""
+        self._loads = 0
         """How often the copy had been read whole when the coordinator was told of sign-ons last."""
 
     # ------------------------------------------------------------ life
@@ -216,15 +218,29 @@ class SignOnProcess:
 
         mailbox = self._boot.mailbox
         mailbox.call(COORDINATOR, message, on_reply=answered, timeout_ms=ADD_TIMEOUT_MS)
+        self._note_told(len(some))
         self._loop.call_soon(self._turn)  # a call that fails at once ends there
 
     def _tell_again(self) -> None:
         """Tell a coordinator that has started again of the sign-ons that it had; what it refuses now ends elsewhere, too."""
+        if self._loads:  # else what is known here comes from that coordinator
+            self._issuers.tell_again()
+            again = self._access.policy.sign_ons.all()
+            self._waiting += [(msgspec.json.encode(record), "", None) for record in again]
+            self._send_soon()
         self._loads = self._access.loads
-        self._issuers.tell_again()
-        again = self._access.policy.sign_ons.all()
-        self._waiting += [(msgspec.json.encode(record), "", None) for record in again]
-        self._send_soon()
+        self._untold = len(self._waiting)
+        self._note_told(0)
+
+    def _note_told(self, count: int) -> None:
+        """Note that so many records were sent; tell the coordinator if these were the last that it had known."""
+        if self._untold is None:
+            return
+        self._untold -= count
+        if self._untold <= 0:
+            self._untold = None
+            with suppress(DanubeError):  # it goes on in a moment without that
+                self._boot.mailbox.notify(COORDINATOR, m.SignOnsTold())
 
     def _read_server_keys(self) -> None:
         """Read which public keys clients should pin; they may be rotated just now."""

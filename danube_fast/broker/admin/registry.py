@@ -110,8 +110,10 @@ class SecurityRecords(Protocol):
         """Make or change a role. Raises InvalidArgument, FailedPrecondition."""
         ...
 
-    def put_principal(self, name: str, groups: list[str] | None, *, disabled: bool | None) -> None:
-        """Make or change a principal; what is None stays. Raises InvalidArgument, FailedPrecondition."""
+    def put_principal(
+        self, name: str, groups: list[str] | None, *, disabled: bool | None
+    ) -> dict[str, Any]:
+        """Make or change a principal; what is None stays. Return what it is now. Raises InvalidArgument, FailedPrecondition."""
         ...
 
     def put_credential(

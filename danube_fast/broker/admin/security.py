@@ -32,9 +32,9 @@ def set_principal(
     context: AdminContext, answer: Answer, *, name: str, groups: list[str] | None = None,
     disabled: bool | None = None,
 ) -> None:  # fmt: skip
-    """Make a principal, or change its groups, or disable it: then it may do nothing. What is not given stays."""
-    context.security.put_principal(name, groups, disabled=disabled)
-    answer.done()
+    """Make a principal, or change its groups, or disable it: then it may do nothing. What is not given stays. Answer:
+    {"name", "groups", "disabled"}, as they are now."""
+    answer.done(context.security.put_principal(name, groups, disabled=disabled))
 
 
 @operation(Permission.MANAGE_CLUSTER)

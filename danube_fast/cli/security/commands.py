@@ -175,7 +175,7 @@ def add(
     role: Annotated[str, typer.Option(help="A role that it gets at once.")] = "",
     scope: Annotated[str | None, typer.Option(help="Where it has this role.", show_default="cluster")] = None,
 ) -> None:  # fmt: skip
-    """Make a user, or change one; with its key and a role if you give them."""
+    """Make a user, or change one, with its key and a role if you give them; say whether it is disabled."""
     credentials = _credentials(public_key, public_key_of, uid)
     _refuse_pinned(credentials)
     groups = [] if group == [""] else group or None
@@ -196,7 +196,19 @@ def add(
                 role=role,
                 scope=scope,
             )
-    ask.show(made, f"user {user}")
+    ask.show(made, _user_text(user, made))
+
+
+def _user_text(user: str, made: dict[str, Any] | None) -> str:
+    """A line about a user as it is now; brokers of before tell nothing of it."""
+    if not made or "disabled" not in made:
+        return f"user {user}"
+    if not made["disabled"]:
+        return f"user {user} is enabled"
+    return (
+        f"user {user} is disabled, and its keys, tokens and sign-ons let no one in; to let it in: danube-fast security users add "
+        f"{user} --enabled"
+    )
 
 
 def _refuse_pinned(credentials: list[str]) -> None:

@@ -112,9 +112,15 @@ def export(
     dry_run: DryRunOption = False,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Write a topic with history to files or a table, each message once; a later run adds what is new.
+    """Write a topic to files or a table, each message once; a later run adds what is new.
 
-    Needs pip install 'danube-fast[spark]', for Delta and Iceberg 'danube-fast[spark,lakehouse]'.
+    Needs pip install 'danube-fast[spark]', for Delta and Iceberg 'danube-fast[spark,lakehouse]'; no Java, as that
+    brings one.
+
+    The topic is read through an object store: the broker runs with one (danube-fast serve --store URL), and Spark
+    reads it, too, with credentials of its own and the extra of that store ('danube-fast[spark,s3]', azure, gcs).
+    Topics of durability memory and non_reliable ones cannot be read so. With retention_policy until_acked, the
+    default, what is acked and removed before a run is not exported: set forever or until_expired.
     """
     from danube_fast.spark.export.job import ExportJob
     from danube_fast.spark.export.target import ExportSpec, parse_target

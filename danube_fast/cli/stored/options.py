@@ -7,26 +7,53 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import reach
+from danube_fast.cli.options import DEFAULT_URL
 
-__all__ = ["EndOption", "MasterOption", "StartOption", "StoreOption", "UrlOption", "place_options"]
+__all__ = [
+    "BROKER_DEFAULT",
+    "EndOption",
+    "MasterOption",
+    "StartOption",
+    "StoreOption",
+    "UrlOption",
+    "place_options",
+]
 
+BROKER_DEFAULT = f"[default: that of the context, or {DEFAULT_URL}]"
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Where the broker listens."),
+    typer.Option(
+        "--url",
+        envvar="DANUBE_URL",
+        metavar="URL",
+        help=f"Where the broker listens.  {BROKER_DEFAULT}",
+    ),
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Store with the history; without --url no broker is asked."),
+    typer.Option(
+        metavar="URL",
+        help="Object store, as the broker's --store: file:///DIR, s3://BUCKET/PREFIX, gs:// or az://. Without --url "
+        "and DANUBE_URL no broker is asked, and what was uploaded is read.  [default: that of the broker]",
+    ),
 ]
 StartOption = Annotated[
     str | None,
-    typer.Option(metavar="WHERE", help="From here: earliest, an offset, a time or -10m."),
+    typer.Option(
+        metavar="WHERE",
+        help="From here: earliest, an offset, a time (RFC 3339) or -10m.  [default: earliest]",
+    ),
 ]
 EndOption = Annotated[
-    str | None, typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.")
+    str | None,
+    typer.Option(metavar="WHERE", help="Up to here: latest, an offset, a time.  [default: latest]"),
 ]
 MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where Spark runs.  [default: this host]")
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where Spark runs: local[2], spark://..., yarn, sc://...  [default: this host]",
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ from danube_fast.cli.interrupts import terminable
 from danube_fast.cli.names import complete_topics
 from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, command
 from danube_fast.cli.output import Progress, bytes_text, counted, note, print_result
-from danube_fast.cli.stored.options import EndOption, StartOption, StoreOption
+from danube_fast.cli.stored.options import BROKER_DEFAULT, EndOption, StartOption, StoreOption
 from danube_fast.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -54,9 +54,30 @@ SourceArgument = Annotated[
         autocompletion=complete_topics,
     ),
 ]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The topic to publish to, which has to be there.",
+        autocompletion=complete_topics,
+    ),
+]
+SpeedOption = Annotated[
+    float | None,
+    typer.Option(metavar="N", help="N times the original pace.  [default: at full speed]"),
+]
+ByOption = Annotated[
+    Literal["publish_time", "event_time"],
+    typer.Option(help="The times that pace and order go by."),
+]
+ToUrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Broker of the target.  [default: that of the source]"),
+]
 
 
 @command(
+    "danube-fast topics create /default/flights-again --partitions 4",
     "danube-fast replay /default/flights /default/flights-again",
     "danube-fast replay /default/flights /default/test --start 2026-01-01T00:00:00Z --speed 10",
     "danube-fast replay parquet:flights /default/flights --speed 1 --by event_time",
@@ -65,31 +86,22 @@ SourceArgument = Annotated[
 )
 def replay(
     source: SourceArgument,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="The topic to publish to.", autocompletion=complete_topics
-        ),
-    ],
+    target: TargetArgument,
     start: StartOption = None,
     end: EndOption = None,
-    speed: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="N times the original pace.  [default: at full speed]"),
-    ] = None,
-    by: Annotated[
-        Literal["publish_time", "event_time"],
-        typer.Option(help="The times that pace and order go by."),
-    ] = "publish_time",
+    speed: SpeedOption = None,
+    by: ByOption = "publish_time",
     replay_id: IdOption = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", envvar="DANUBE_URL", metavar="URL", help="Broker of the source."),
+        typer.Option(
+            "--url",
+            envvar="DANUBE_URL",
+            metavar="URL",
+            help=f"Broker of the source.  {BROKER_DEFAULT}",
+        ),
     ] = None,
-    to_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Broker of the target.  [default: that of the source]"),
-    ] = None,
+    to_url: ToUrlOption = None,
     to_context: ToContextOption = "",
     store: StoreOption = None,
     checkpoint: CheckpointOption = None,
@@ -103,6 +115,11 @@ def replay(
     Key, payload, attributes and event time are kept. Partition i goes to partition i if source and target have
     equally many; else messages go by key. A replay that was cut short goes on when the same command is run again,
     and publishes nothing twice.
+
+    A topic is read through an object store: its broker runs with one (danube-fast serve --store URL), and this
+    command reads it, too, with credentials of its own and the extra of that store ('danube-fast[arrow,s3]', azure,
+    gcs). Topics of durability memory and non_reliable ones cannot be read so. Neither parquet:DIR nor the target
+    needs a store.
     """
     from danube_fast.spark.replay.run import Replay
     from danube_fast.spark.replay.run import replay as run_replay

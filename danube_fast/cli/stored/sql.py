@@ -51,6 +51,10 @@ def sql(
 
     Topics have the columns topic, offset, partition, key, payload, attributes, publish_time, event_time,
     producer_name and sequence; key and payload are binary: cast(key as string).
+
+    No Java is needed, as the extra brings one. Topics are read through an object store: the broker runs with one
+    (danube-fast serve --store URL), and Spark reads it, too, with credentials of its own and the extra of that store
+    ('danube-fast[spark,s3]', azure, gcs). Topics of durability memory and non_reliable ones cannot be read so.
     """
     from danube_fast.spark.session import spark_session
     from danube_fast.spark.statement import statement as statement_over
