@@ -59,7 +59,11 @@ class Sessions:
 
     def __init__(self, settings: Settings, new_token: Callable[[], bytes]) -> None:
         self._by_identity: dict[bytes, Session] = {}
+        self.by_identity: Callable[[bytes], Session | None] = self._by_identity.get
+        """Find the session of a connection."""
         self._by_number: dict[int, Session] = {}
+        self.by_number: Callable[[int], Session | None] = self._by_number.get
+        """Find the session with a number."""
         self._count_by_principal: Counter[str] = Counter()
         self._next_number = 1
         self._new_token = new_token
@@ -79,10 +83,6 @@ class Sessions:
     def __iter__(self) -> Any:
         return iter(list(self._by_number.values()))
 
-    def by_identity(self, identity: bytes) -> Session | None:
-        """The session of a connection."""
-        return self._by_identity.get(identity)
-
     def knows(self, identity: bytes) -> bool:
         """Whether a connection has a session."""
         return identity in self._by_identity
@@ -91,10 +91,6 @@ class Sessions:
         """When the session of a connection was last heard; None if it has none. Any thread may ask."""
         session = self._by_identity.get(identity)
         return None if session is None else session.last_seen_ns
-
-    def by_number(self, number: int) -> Session | None:
-        """The session with that number."""
-        return self._by_number.get(number)
 
     def resume(self, identity: bytes, number: int, token: bytes) -> tuple[Session | None, bool]:
         """The session that `number` and `token` name, and whether it goes on as it is.

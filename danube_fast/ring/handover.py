@@ -208,8 +208,8 @@ class RingServer:
         self._links: dict[bytes, Duplex] = {}
         self._process_ids: dict[bytes, int] = {}
         self._users: dict[bytes, int] = {}
-        self._by_fd: dict[int, bytes] = {}
-        """By bell, and by socket."""
+        self._by_bell: dict[int, bytes] = {}
+        self._by_end: dict[int, bytes] = {}
         self._by_side: dict[int, bytes] = {}
         self._grow_sides(_SIDES_MIN)
         self._awake: dict[bytes, None] = {}
@@ -279,18 +279,17 @@ class RingServer:
         self.sides = int(sides.ctypes.data), count
         """Address of the table of `Duplex.row` by bell, 0 for every other descriptor; how many rows it has."""
 
-    def identity_of(self, side: int) -> bytes:
-        """Find the client whose `Duplex.row` that is."""
-        return self._by_side[side]
-
-    def wake(self, identity: bytes) -> None:
-        """Note that the caller has taken a link's signal, and left something in its ring."""
-        self._awake.setdefault(identity)
-
-    def armed(self, identity: bytes) -> None:
-        """Rest a link that the caller has found empty and armed; one that has ended is left to `receive`."""
-        if identity not in self._ended:
+    def left(self, side: int, *, is_armed: bool) -> bytes | None:
+        """Find the client whose `Duplex.row` that is, None if no link has it; and note how its ring was left: empty and
+        armed, so that it rests (one that has ended is left to `receive`), or with something in it."""
+        identity = self._by_side.get(side)
+        if identity is None:
+            return None
+        if not is_armed:
+            self._awake.setdefault(identity)
+        elif identity not in self._ended:
             self._awake.pop(identity, None)
+        return identity
 
     def took(self, identity: bytes) -> None:
         """Note that the caller has taken a message of a link, which is the last in turn now."""
@@ -309,15 +308,16 @@ class RingServer:
     def look(self) -> None:
         """Take new clients, signals and ends. Epoll tells of a signal once, so each wakes its link."""
         for fd, _ in self._epoll.poll(0):
-            if fd == self._listener.fileno():
-                for sock in self._listener.accept_all(_refuse_without_descriptor):
-                    self._welcome(sock)
-                continue
-            identity = self._by_fd[fd]
-            self._awake[identity] = None
-            if fd != self._links[identity].fileno():
+            if fd in self._by_bell:
+                self._awake[self._by_bell[fd]] = None
+            elif fd in self._by_end:
+                identity = self._by_end[fd]
+                self._awake[identity] = None
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
+            else:
+                for sock in self._listener.accept_all(_refuse_without_descriptor):
+                    self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
         process_id, user, _ = _credentials(sock)
@@ -349,7 +349,7 @@ class RingServer:
         bell, end = link.fileno(), link.end_fileno
         self._links[identity] = link
         self._process_ids[identity], self._users[identity] = process_id, user
-        self._by_fd[bell] = self._by_fd[end] = identity
+        self._by_bell[bell] = self._by_end[end] = identity
         self._by_side[link.row] = identity
         if bell >= len(self._sides):
             self._grow_sides(2 * bell)
@@ -408,7 +408,7 @@ class RingServer:
     def _close(self, identity: bytes) -> None:
         link = self._links.pop(identity)
         bell, end = link.fileno(), link.end_fileno
-        del self._by_fd[bell], self._by_fd[end], self._by_side[link.row]
+        del self._by_bell[bell], self._by_end[end], self._by_side[link.row]
         self._sides[bell] = 0
         self._epoll.unregister(bell)  # to close it is not enough: the client has it open too
         if identity not in self._ended:

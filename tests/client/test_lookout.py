@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from danube_fast.client.link.answers import Answers, Ticket
+from danube_fast.client.link.answers import REQUEST_BITS, Answers, Ticket
 from danube_fast.client.link.lookout import Link, Lookout
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
@@ -117,6 +117,12 @@ def house() -> Iterator[House]:
     made.close()
 
 
+def sleep(lookout: Lookout, row: int, limit_ns: int) -> list[int]:
+    """Sleep as a leader does; the descriptors that it is to read then."""
+    count = lookout.sleep(row, limit_ns)
+    return list(lookout.found(count)) if count > 0 else []
+
+
 class Sleeping:
     """A thread inside `Lookout.sleep`."""
 
@@ -130,7 +136,7 @@ class Sleeping:
             wait_until("the leader's sleep", lambda line=line: line.is_armed)
 
     def _sleep(self, row: int, limit_ns: int) -> None:
-        self._found.append(list(self._lookout.sleep(row, limit_ns)))
+        self._found.append(sleep(self._lookout, row, limit_ns))
 
     def found(self) -> list[int]:
         """The descriptors that it woke up with, soon."""
@@ -156,11 +162,22 @@ def test_an_ack_goes_to_its_row_and_not_to_python(house: House) -> None:
     line, other = house.lines
     own, not_own = house.ticket(line, 7), house.ticket(other, 7)
     assert line.say(acks((7, [1, 1 << 40])))
-    assert list(house.lookout().sleep(own.row, LONG_NS)) == []
+    assert sleep(house.lookout(), own.row, LONG_NS) == []
     assert own.known()() and not not_own.known()()
     assert house.answers.take(own) == (7, 1, 1 << 40)
     assert house.answers.take(not_own) is None
     assert line.rest() == []
+
+
+def test_a_request_that_has_the_key_of_another_link_is_left_to_python(house: House) -> None:
+    line, next_line = house.lines
+    assert next_line.number == line.number + 1
+    theirs, beyond = house.ticket(next_line, 7), (1 << REQUEST_BITS) + 7
+    assert not house.answers.expect(Ticket(), line.number, beyond), "it would have their key"
+    assert line.say(acks((beyond, [0, 5])))
+    assert sleep(house.lookout(), 0, LONG_NS) == [line.near.fileno()]
+    assert not theirs.known()() and house.answers.take(theirs) is None
+    assert line.rest() == [acks((beyond, [0, 5]))]
 
 
 def test_an_ack_wakes_a_leader_that_sleeps(house: House) -> None:
@@ -196,7 +213,7 @@ def test_without_anything_the_limit_ends_the_sleep(house: House, spin_ns: int) -
     ticket = house.ticket(house.lines[0], 1)
     limit_ns = 50 * MILLISECOND_NS
     began = time.monotonic_ns()
-    assert list(house.lookout(spin_ns).sleep(ticket.row, limit_ns)) == []
+    assert sleep(house.lookout(spin_ns), ticket.row, limit_ns) == []
     took_ns = time.monotonic_ns() - began
     assert limit_ns <= took_ns < SOON_SECONDS * SECOND_NS
     assert house.answers.take(ticket) is None
@@ -207,7 +224,7 @@ def test_without_anything_the_limit_ends_the_sleep(house: House, spin_ns: int) -
 def test_the_end_of_a_worker_is_for_python(house: House, spin_ns: int) -> None:
     house.end(house.lines[1])
     wanted = [house.lines[1].near.fileno()]
-    assert list(house.lookout(spin_ns).sleep(0, LONG_NS)) == wanted
+    assert sleep(house.lookout(spin_ns), 0, LONG_NS) == wanted
 
 
 def test_the_end_of_a_worker_wakes_a_leader(house: House) -> None:
@@ -221,14 +238,14 @@ def test_signals_are_for_python_while_something_waits_for_room(house: House) -> 
     line = house.lines[0]
     lookout = house.lookout()
     signal_peer(line.far.row)
-    assert list(lookout.sleep(0, 20 * MILLISECOND_NS)) == [], "nothing waits"
+    assert sleep(lookout, 0, 20 * MILLISECOND_NS) == [], "nothing waits"
     while line.near.send([b"x" * 1000]):
         pass
     signal_peer(line.far.row)
-    assert list(lookout.sleep(0, LONG_NS)) == [line.near.fileno()]
+    assert sleep(lookout, 0, LONG_NS) == [line.near.fileno()]
     line.near.wait_no_more()
     signal_peer(line.far.row)
-    assert list(lookout.sleep(0, 20 * MILLISECOND_NS)) == []
+    assert sleep(lookout, 0, 20 * MILLISECOND_NS) == []
 
 
 def test_room_that_a_leader_makes_wakes_the_worker(house: House) -> None:
@@ -240,7 +257,7 @@ def test_room_that_a_leader_makes_wakes_the_worker(house: House) -> None:
         sent += 1
     assert sent > 100
     assert not select.select([line.far.fileno()], [], [], 0)[0]
-    assert list(house.lookout().sleep(ticket.row, LONG_NS)) == []
+    assert sleep(house.lookout(), ticket.row, LONG_NS) == []
     assert house.answers.take(ticket) == (1, 0, sent - 1), "not all acks were taken"
     assert select.select([line.far.fileno()], [], [], 0)[0], "the worker waits for room for ever"
     assert line.far.hear() and line.far.send([b"more"])
@@ -255,10 +272,10 @@ def test_other_descriptors_are_found_once_each_whatever_their_number(house: Hous
         for line in house.lines:
             assert line.say(record(p.encode(p.Pong(1))))
         wanted = {line.near.fileno() for line in house.lines}
-        assert set(house.lookout().sleep(0, LONG_NS)) == wanted
+        assert set(sleep(house.lookout(), 0, LONG_NS)) == wanted
         for line in house.lines:
             line.rest()
-        found = list(house.lookout().sleep(0, LONG_NS))
+        found = sleep(house.lookout(), 0, LONG_NS)
         assert found and len(found) == len(set(found)) and set(found) <= set(bells)
     finally:
         for bell in bells:
@@ -284,7 +301,7 @@ def test_a_row_is_not_used_again_while_a_leader_may_still_answer_it(house: House
     given_up, answered = house.ticket(line, 1), house.ticket(line, 2)
     rows = [given_up.row, answered.row]
     assert line.say(acks((2, [0, 1])))
-    assert list(house.lookout().sleep(answered.row, LONG_NS)) == []
+    assert sleep(house.lookout(), answered.row, LONG_NS) == []
     assert answers.take(given_up) is None and answers.take(answered) is not None
     assert house.ticket(line, 3).row == rows[1], "rows are not used again at all"
     assert house.ticket(line, 4).row not in rows
@@ -298,7 +315,7 @@ def test_an_ack_stays_for_python_if_a_row_was_given_up(house: House) -> None:
     assert house.answers.take(given_up) is None
     both = acks((1, [0, 1]), (2, [0, 2]))
     assert line.say(both)
-    assert list(house.lookout().sleep(kept.row, LONG_NS)) == [line.near.fileno()]
+    assert sleep(house.lookout(), kept.row, LONG_NS) == [line.near.fileno()]
     assert line.rest() == [both] and house.answers.take(kept) is None
 
 
@@ -311,7 +328,7 @@ class Case:
     def __init__(self, house: House, draw: random.Random) -> None:
         self.house, self.draw = house, draw
         self.line = draw.choice(house.lines)
-        widths = [draw.randrange(1, 63) for _ in range(draw.randrange(1, 65))]
+        widths = [draw.randrange(1, REQUEST_BITS + 1) for _ in range(draw.randrange(1, 65))]
         self.requests = sorted({draw.getrandbits(width) | 1 for width in widths})
         self.tickets = {request: house.ticket(self.line, request) for request in self.requests}
         others = [line for line in house.lines if line is not self.line]
@@ -414,7 +431,7 @@ class Case:
         """Let the kernel look; how many records it took, and how many it left."""
         sent = self.records()
         assert all(map(self.line.say, sent))
-        found = list(self.house.lookout().sleep(0, 0))
+        found = sleep(self.house.lookout(), 0, 0)
         left = self.line.rest()
         taken = len(sent) - len(left)
         assert left == sent[taken:], "a record in the ring was changed"

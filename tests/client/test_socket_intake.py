@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import zmq
 
-from danube_fast.client.link.answers import Ticket
+from danube_fast.client.link.answers import REQUEST_BITS, Ticket
 from danube_fast.client.link.connection import Connection, Identity
 from danube_fast.client.link.deliveries import Deliveries, take_from_socket
 from danube_fast.client.link.pump import Pump
@@ -143,7 +143,7 @@ class Case:
         self.house, self.draw = house, draw
         self.number = house.connection.link_number
         self.tickets: dict[int, Ticket] = {}
-        for width in [draw.randrange(1, 63) for _ in range(draw.randrange(1, 9))]:
+        for width in [draw.randrange(1, REQUEST_BITS + 1) for _ in range(draw.randrange(1, 9))]:
             request, ticket = draw.getrandbits(width) | 1, Ticket()
             if request not in self.tickets:
                 assert house.pump.answers.expect(ticket, self.number, request)

@@ -271,7 +271,7 @@ def test_a_full_bell_that_blocks_is_of_no_concern_to_the_worker(house: House) ->
     assert os.get_blocking(link.fileno()), "both have the same open file"
     for _ in range(3):
         assert serves(house, honest)
-    assert house.server.send(house.server.identity_of(link.row), [b"x"])
+    assert house.server.send(house.server._by_side[link.row], [b"x"])
     os.eventfd_read(bell)
     for _ in range(3):  # and an empty one blocks who reads it
         assert serves(house, honest)
@@ -299,7 +299,7 @@ def test_who_never_reads_its_pipe_holds_up_nothing(house: House) -> None:
         os.write(bell_of(link), bytes(8))
     for _ in range(3):
         assert serves(house, honest)
-    assert deaf.arm() and house.server.send(house.server.identity_of(link.row), [b"x"])
+    assert deaf.arm() and house.server.send(house.server._by_side[link.row], [b"x"])
     assert is_signalled(deaf), "a full pipe has woken it already"
     while is_signalled(deaf):
         assert deaf.hear()

@@ -55,8 +55,8 @@ ORDERED = {
     "wal.sync._store": "store release",
     "client.link.answers.is_known": "load acquire",
     "client.link.answers._set_state": "cmpxchg seq_cst acquire, load monotonic",
-    "client.link.answers.find_row": "load monotonic x3",
-    "client.link.answers._expect": "store monotonic x3",
+    "client.link.answers.find_row": "load monotonic x2",
+    "client.link.answers._expect": "store monotonic x2",
     "client.link.answers._follow": "cmpxchg seq_cst acquire x3, load acquire",
     "client.link.answers._hand_over": "cmpxchg seq_cst acquire x2, load monotonic",
 }

@@ -81,7 +81,9 @@ MUTANTS: dict[str, Mutant] = {
         f"{PUBLISH}/journal.py", "self._note_written(group, queued_position, self._now_ns)",
         "self._note_written(group, self.log.written_position, self._now_ns)", GROUPS,
     ),
-    "signal_of_a_client_lost": Mutant(INTAKE, "                rings.wake(identity)\n", "                pass\n", EDGES),
+    "signal_of_a_client_lost": Mutant(
+        "danube_fast/ring/handover.py", "            self._awake.setdefault(identity)\n", "            pass\n", EDGES
+    ),
     "bundle_taken_behind_the_limit": Mutant(
         f"{PUBLISH}/take_kernel.py", "JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT)",
         "JobWord.TAKEN) > load_word(job, JobWord.TAKEN_LIMIT)", GUARDED,

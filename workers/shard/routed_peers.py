@@ -128,9 +128,9 @@ class RoutedPeers:
         known = self._identities.get(place) == identity
         return self.address + place * _ROW_BYTES if known else 0
 
-    def identity_of(self, row: int) -> bytes | None:
-        """Find the peer whose row has that address; None: it is none of these rows."""
-        return self._identities.get((row - self.address) // _ROW_BYTES)
+    def identity_of(self, row: int) -> bytes:
+        """Find the peer whose row has that address."""
+        return self._identities[(row - self.address) // _ROW_BYTES]
 
     def forget(self, identity: bytes) -> None:
         """Let kernels take nothing of a peer any more, and send it nothing."""

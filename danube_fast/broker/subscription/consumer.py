@@ -6,6 +6,8 @@ import enum
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from danube_fast.broker.ledger.ledger import EVERYTHING, Ledger, Rows, Taken
 
 if TYPE_CHECKING:
@@ -67,46 +69,28 @@ class SubscriptionKind(enum.StrEnum):
     """No subscription at all: one consumer that acks nothing."""
 
 
-class Stored:
-    """A frame that can be delivered: its offsets, and where its bytes lie."""
+class Stored(msgspec.Struct, gc=False, eq=False):
+    """A frame that can be delivered: its offsets, and where its bytes lie. A worker holds many, and none is part of a
+    cycle, so the garbage collector does not know them."""
 
-    __slots__ = (
-        "base_offset", "bundle_frames", "end_offset", "frame_bytes", "holder", "index",
-        "is_delayed", "is_sparse", "message_count", "partition_id", "producer_id", "start",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        partition_id: int,
-        base_offset: int,
-        end_offset: int,
-        message_count: int,
-        frame_bytes: int,
-        producer_id: int,
-        holder: object,
-        start: int,
-        index: int = 0,
-        bundle_frames: int = 0,
-        *,
-        is_delayed: bool = False,
-        is_sparse: bool = False,
-    ) -> None:
-        """`holder` owns the bytes, the frame begins at `start`; if the holder is a whole bundle,
-        this is its frame number `index` of `bundle_frames`."""
-        self.partition_id = partition_id
-        self.base_offset = base_offset
-        self.end_offset = end_offset
-        self.message_count = message_count
-        self.frame_bytes = frame_bytes
-        self.producer_id = producer_id
-        self.holder = holder
-        self.start = start
-        self.index = index
-        self.bundle_frames = bundle_frames
-        self.is_delayed = is_delayed
-        """Some of its messages have a time before which they are not to be delivered."""
-        self.is_sparse = is_sparse
-        """It has not all of its offsets: see sparse.py."""
+    partition_id: int
+    base_offset: int
+    end_offset: int
+    message_count: int
+    frame_bytes: int
+    producer_id: int
+    holder: object
+    """Owns the bytes."""
+    start: int
+    """Where in the holder the frame begins."""
+    index: int = 0
+    """Its number among the frames of the holder, if that is a whole bundle."""
+    bundle_frames: int = 0
+    """How many there are in it."""
+    is_delayed: bool = False
+    """Some of its messages have a time before which they are not to be delivered."""
+    is_sparse: bool = False
+    """It has not all of its offsets: see sparse.py."""
 
     @property
     def message_bytes(self) -> int:

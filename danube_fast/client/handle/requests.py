@@ -76,15 +76,11 @@ class _Overdue(Exception):
     """Raised when the time of a request is up."""
 
 
-class _Request(Ticket):
+class _Request(Ticket, eq=False):
     """A call that waits for one reply, or for the news that none will come."""
 
-    __slots__ = ("correlation_id", "reply")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.correlation_id = ""
-        self.reply: Message | None = None
+    correlation_id: str = ""
+    reply: Message | None = None
 
     def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
         """Go on waiting behind an ack; end with an error, the first one. Under the pump's lock."""

@@ -1,6 +1,6 @@
 """Answers that threads wait for: a row of words for each publish, in memory that the leader fills without the GIL.
 
-    thread: REQUEST and LINK, push -----> worker -----> leader: STATUS, OFFSET, then STATE
+    thread: KEY, push ------------------> worker -----> leader: STATUS, OFFSET, then STATE
             sleeps on STATE <----------- futex -------- ANSWERED
 
 A thread sleeps on the state of its own row, so none wakes for the answer of another.
@@ -8,8 +8,8 @@ A thread sleeps on the state of its own row, so none wakes for the answer of ano
     STATE     WAITING --thread--> ASLEEP --leader--> ANSWERED
               TOLD: Python took the answer in another way        LEAD: no thread reads the sockets, be the leader
 
-REQUEST and LINK are written by the thread, under the pump's lock and before the frame is pushed; STATUS and OFFSET by
-the leader alone. A row is used again when its thread has read it.
+KEY, the request and its link in one word, is written by the thread, under the pump's lock and before the frame is
+pushed; STATUS and OFFSET by the leader alone. A row is used again when its thread has read it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from danube_fast.client.values.message import MessageId
@@ -28,13 +29,25 @@ from danube_fast.frame.system import futex_wait, futex_wake
 from danube_fast.ring.atomics import compare_exchange, load_acquire, load_relaxed, store_relaxed
 from danube_fast.ring.layout import WORD_BYTES
 
-__all__ = ["ANSWERED", "Answers", "Ticket", "answer", "find_row", "is_known"]
+__all__ = [
+    "ANSWERED",
+    "REQUEST_BITS",
+    "Answers",
+    "Ticket",
+    "answer",
+    "find_row",
+    "is_answered",
+    "is_known",
+]
 
 ROWS = 256
 """Threads of one client that wait for an ack of their own; more wait for those of all."""
 ROW_WORDS = 8
 _ROW_BYTES = ROW_WORDS * WORD_BYTES
-STATE, REQUEST, LINK, STATUS, OFFSET, SECONDS, NANOSECONDS = range(0, 7 * WORD_BYTES, WORD_BYTES)
+STATE, KEY, STATUS, OFFSET, SECONDS, NANOSECONDS = range(0, 6 * WORD_BYTES, WORD_BYTES)
+REQUEST_BITS = 44
+"""Low bits of a KEY, above them the link's number: requests and links that do not fit have no rows."""
+_REQUESTS, _LINKS = 1 << REQUEST_BITS, 1 << (63 - REQUEST_BITS)
 WAITING, ASLEEP, LEAD, ANSWERED, TOLD = range(5)
 
 
@@ -64,21 +77,22 @@ def answer(row: int, status: int, offset: int) -> int:
 @kernel("int64(int64,int64,int64)")
 def find_row(table: int, link: int, request: int) -> int:
     """The row that waits for that request of that link, 0 if none does."""
-    row = table + WORD_BYTES
+    row, key = table + WORD_BYTES, (link << REQUEST_BITS) + request
+    if request <= 0 or request >= _REQUESTS:
+        return 0
     for _ in range(load_relaxed(table)):
-        if load_relaxed(row + REQUEST) == request and load_relaxed(row + LINK) == link:
+        if load_relaxed(row + KEY) == key:
             return row
         row += _ROW_BYTES
     return 0
 
 
-@kernel("int64(int64,int64,int64)")
-def _expect(row: int, link: int, request: int) -> int:
-    """Thread: wait for that request from now on; request 0 = for none."""
+@kernel("int64(int64,int64)")
+def _expect(row: int, key: int) -> int:
+    """Thread: wait for that answer from now on; 0 = for none."""
     store_relaxed(row + STATE, WAITING)
-    store_relaxed(row + LINK, link)
     # the frame that is pushed next reaches the leader only as its answer, so behind this
-    store_relaxed(row + REQUEST, request)
+    store_relaxed(row + KEY, key)
     return row
 
 
@@ -106,25 +120,22 @@ def _hand_over(row: int) -> int:
     return 1 if load_relaxed(row + STATE) == LEAD else 0
 
 
-_is_known, _tell, _wait_for = direct(is_known), direct(_set_state), direct(_expect)
+is_answered, _tell, _wait_for = direct(is_known), direct(_set_state), direct(_expect)
 _sleep, _wake = direct(_follow), direct(_hand_over)
-_REQUEST, _STATUS, _OFFSET = (at // WORD_BYTES for at in (REQUEST, STATUS, OFFSET))
+_KEY, _STATUS, _OFFSET = (at // WORD_BYTES for at in (KEY, STATUS, OFFSET))
 _WORD_SHIFT = WORD_BYTES.bit_length() - 1
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """Stands among the callbacks for a call that waits for one message's ack."""
 
-    __slots__ = ("_error", "_message_id", "done", "listener", "row")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.row = 0
-        """Address of the row of its thread, if that sleeps on one."""
-        self.listener: Callable[[], object] | None = None
-        """Called when the outcome is known."""
-        self._message_id: MessageId | None = None
-        self._error: DanubeError | None = None
+    done: bool = False
+    row: int = 0
+    """Address of the row of its thread, if that sleeps on one."""
+    listener: Callable[[], object] | None = None
+    """Called when the outcome is known."""
+    _message_id: MessageId | None = None
+    _error: DanubeError | None = None
 
     def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
         """Note the outcome. Under the pump's lock."""
@@ -140,7 +151,7 @@ class Ticket:
 
     def known(self) -> Callable[[], bool]:
         """Return what tells whether the answer is in the ticket's row."""
-        return functools.partial(_is_known, self.row)
+        return functools.partial(is_answered, self.row)
 
     def result(self) -> MessageId:
         """Return the id, or raise the error."""
@@ -165,13 +176,15 @@ class Answers:
         self.address: int = self._memory.ctypes.data
         """Of the table: how many rows were ever used, then the rows. It stays as long as the client."""
         self._free: list[int] = []
-        self._given_up: list[int] = []
+        self.given_up: list[int] = []
         """Rows without an answer: a leader in its kernel may have found one, and answer it yet."""
         self.sleeping: dict[Ticket, None] = {}
         """Tickets whose threads sleep on their rows, in the order in which they came."""
 
     def expect(self, ticket: Ticket, link: int, request: int) -> bool:
         """Give the ticket a row for the answer to that request; False if there is none left."""
+        if request >= _REQUESTS or link >= _LINKS:
+            return False
         if self._free:
             row = self._free.pop()
         else:
@@ -179,9 +192,9 @@ class Answers:
             if used == ROWS:
                 return False
             row = self.address + WORD_BYTES + used * _ROW_BYTES
-            _wait_for(row, 0, 0)
+            _wait_for(row, 0)
             self._words[0] = used + 1
-        ticket.row = _wait_for(row, link, request)
+        ticket.row = _wait_for(row, (link << REQUEST_BITS) + request)
         return True
 
     def take(self, ticket: Ticket) -> tuple[int, int, int] | None:
@@ -189,18 +202,19 @@ class Answers:
         row, ticket.row = ticket.row, 0
         place = (row - self.address) >> _WORD_SHIFT
         words = self._words
-        answer = None
-        if words[place] == ANSWERED:
-            answer = words[place + _REQUEST], words[place + _STATUS], words[place + _OFFSET]
-        _wait_for(row, 0, 0)
-        (self._given_up if answer is None else self._free).append(row)
+        if words[place] != ANSWERED:
+            _wait_for(row, 0)
+            self.given_up.append(row)
+            return None
+        answer = words[place + _KEY] % _REQUESTS, words[place + _STATUS], words[place + _OFFSET]
+        _wait_for(row, 0)
+        self._free.append(row)
         return answer
 
     def no_leader_looks(self) -> None:
         """Let all rows that were taken back be used again."""
-        if self._given_up:
-            self._free += self._given_up
-            self._given_up = []
+        self._free += self.given_up
+        self.given_up = []
 
     def sleep(self, ticket: Ticket, limit_ns: int) -> None:
         """Sleep until the answer is there, the thread shall lead, or the time is up. Without the lock."""

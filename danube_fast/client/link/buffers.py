@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from danube_fast.client.values.limits import FOREVER_NS
@@ -64,27 +65,26 @@ class BufferPool:
         self.capacity_bytes = capacity_bytes
         self.one = OneMessage()
         """For what is packed alone."""
-        self._free: dict[int, list[Buffer]] = {
-            min(_SMALL_BYTES, capacity_bytes): [],
-            capacity_bytes: [],
-        }
+        self._small_bytes = min(_SMALL_BYTES, capacity_bytes)
+        self._small: list[Buffer] = []
+        self._large: list[Buffer] = []
 
     def take(self, byte_count: int) -> Buffer:
         """Return a buffer for a frame of that many bytes, or more."""
-        for size, free in self._free.items():
-            if byte_count <= size:
-                return free.pop() if free else Buffer(size)
+        if byte_count <= self._small_bytes:
+            return self._small.pop() if self._small else Buffer(self._small_bytes)
+        if byte_count <= self.capacity_bytes:
+            return self._large.pop() if self._large else Buffer(self.capacity_bytes)
         return Buffer(byte_count)
 
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer, when the last of its frames is not read any more."""
-        buffer.frames_left -= 1
-        if buffer.frames_left:
+        if buffer.frames_left > 1:
+            buffer.frames_left -= 1
             return
-        buffer.frames_left = 1
         size = buffer.capacity_bytes
-        free = self._free.get(size)
-        if free is not None and size * len(free) < _KEPT_BYTES_MAX:
+        free = self._small if size == self._small_bytes else self._large
+        if size <= self.capacity_bytes and size * len(free) < _KEPT_BYTES_MAX:
             free.append(buffer)
 
 
@@ -144,34 +144,27 @@ class Sender(Protocol):
         """Take the answer that a frame is stored."""
 
 
-class Sending:
+class Sending(msgspec.Struct, eq=False):
     """A packed frame until it is acked or given up."""
 
-    __slots__ = (
-        "base_sequence", "buffer", "callbacks", "deadline_ns", "done", "error", "frame_at",
-        "frame_bytes", "lane", "message_count", "offset", "publish_time_ns", "refusal", "request",
-    )  # fmt: skip
-
-    def __init__(
-        self, lane: Sender, buffer: Buffer, frame_bytes: int, base_sequence: int, message_count: int
-    ) -> None:
-        self.lane = lane
-        self.buffer = buffer
-        self.frame_at = FRAME_AT
-        """Where in the buffer the frame begins."""
-        self.frame_bytes = frame_bytes
-        self.base_sequence = base_sequence
-        self.message_count = message_count
-        self.publish_time_ns = 0
-        self.deadline_ns = FOREVER_NS
-        self.request = 0
-        """Request under which it is on its way; 0 = not on its way."""
-        self.done = False
-        self.offset = -1
-        self.refusal: DanubeError | None = None
-        """Why the broker did not take it the last time."""
-        self.error: DanubeError | None = None
-        self.callbacks: list[tuple[int, Any]] | None = None
+    lane: Sender
+    buffer: Buffer
+    frame_bytes: int
+    base_sequence: int
+    message_count: int
+    callbacks: list[tuple[int, Any]] | None = None
+    """Of messages in it, with their places."""
+    request: int = 0
+    """Request under which it is on its way; 0 = not on its way."""
+    publish_time_ns: int = 0
+    deadline_ns: int = FOREVER_NS
+    frame_at: int = FRAME_AT
+    """Where in the buffer the frame begins."""
+    done: bool = False
+    offset: int = -1
+    refusal: DanubeError | None = None
+    """Why the broker did not take it the last time."""
+    error: DanubeError | None = None
 
     @property
     def address(self) -> int:

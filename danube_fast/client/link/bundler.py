@@ -27,10 +27,11 @@ from danube_fast.client.values.limits import (
 )
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
-from danube_fast.net.protocol import Publish, encode
+from danube_fast.net.protocol import Publish, Status, encode
 
 __all__ = ["Bundler"]
 
+_DUPLICATE = int(Status.DUPLICATE)
 _GATHERED = -1
 """Request number of a frame that goes out as soon as all are gathered."""
 
@@ -272,7 +273,11 @@ class Bundler:
             self.settle([(request, [status, offset])], {})
             return
         for sending in self.on_way.pop(request, ()):
-            if sending.request == request:
+            if sending.request != request:
+                continue
+            if status <= _DUPLICATE:
+                sending.lane.acked(sending, offset)
+            else:
                 sending.lane.answered(sending, status, offset, "")
 
     def on_published(self, request: int, outcome: list[int], texts: dict[int, str]) -> None:

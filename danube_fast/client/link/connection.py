@@ -67,6 +67,7 @@ from danube_fast.net.protocol import (
 
 __all__ = ["Connection", "Identity", "User"]
 
+_OPEN = State.OPEN
 _PRODUCER_NAMES_MAX = 100_000
 _BYE_LINGER_MS = 200
 """How long a closing socket may still try to send its BYE."""
@@ -104,10 +105,12 @@ class Connection:
         self._is_linked = self._is_cut = False
         self._identity = identity
         self._session, self._token = 0, b""
-        self._request = 0
+        self.last_request = 0
+        """Numbers of requests are counted up from here."""
         self._hello = 0
         self._opened = False
-        self._quick = False
+        self.beats_quickly = False
+        """Whether it beats in the quick rhythm."""
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
@@ -143,7 +146,7 @@ class Connection:
         """Address of the words of its rings (`duplex_kernel.py`) or socket (`port_row.py`), if the next message may go
         there at once; or 0."""
         port = self._port
-        return port.free_row if port is not None and self.state is State.OPEN else 0
+        return port.free_row if port is not None and self.state is _OPEN else 0
 
     @property
     def link(self) -> Link | None:
@@ -276,8 +279,10 @@ class Connection:
         return self.limits.get(name, default)
 
     def _arm_heartbeat(self) -> None:
-        self._quick = bool(self.receivers or self.bundler.on_way or self.calls)
-        name, default = ("heartbeat_ms", 500) if self._quick else ("heartbeat_idle_ms", 15_000)
+        self.beats_quickly = bool(self.receivers or self.bundler.on_way or self.calls)
+        name, default = (
+            ("heartbeat_ms", 500) if self.beats_quickly else ("heartbeat_idle_ms", 15_000)
+        )
         self._beat_after(name, default)
 
     def _beat_after(self, name: str, default: int) -> None:
@@ -286,8 +291,8 @@ class Connection:
 
     def beat_soon(self) -> None:
         """Beat in the quick rhythm from now on: something began that the broker watches."""
-        if not self._quick and self.state is State.OPEN:
-            self._quick = True
+        if not self.beats_quickly and self.state is State.OPEN:
+            self.beats_quickly = True
             self._beat_after("heartbeat_ms", 500)
 
     def on_time(self, now_ns: int) -> None:
@@ -324,8 +329,8 @@ class Connection:
 
     def next_request(self) -> int:
         """Return a request number that was not used before on this connection."""
-        self._request += 1
-        return self._request
+        self.last_request += 1
+        return self.last_request
 
     def send(self, command: Any) -> None:
         """Send one command of one part."""

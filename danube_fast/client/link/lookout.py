@@ -10,7 +10,8 @@ The rings that it looks at are held by the lookout, so they stay mapped until it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -203,6 +204,10 @@ class Lookout:
         self._words = self._memory.data
         self._address: int = self._memory.ctypes.data
         self._links = links
+        self.sleep: Callable[[int, int], int] = functools.partial(_sleep, self._address)
+        """Sleep until a row is answered (0: none), something is there for Python, a signal has come or a time in
+        nanoseconds is up; how many descriptors are to be read, or INTERRUPTED. Without the pump's lock, one thread at
+        a time."""
         for at, value in (
             (EPOLL, epoll),
             (SPIN_NS, spin_ns),
@@ -215,8 +220,6 @@ class Lookout:
             self._words[place], self._words[place + 1] = descriptor, duplex.row
             self._words[place + 2] = number
 
-    def sleep(self, row: int, limit_ns: int) -> Sequence[int]:
-        """Sleep until that row is answered (0: none), something is there for Python, a signal has come or the time is
-        up; the descriptors to read. Without the pump's lock, one thread at a time."""
-        count: int = _sleep(self._address, row, limit_ns)
-        return self._words[self._found_at : self._found_at + count] if count > 0 else ()
+    def found(self, count: int) -> Sequence[int]:
+        """Return the descriptors to read that a sleep has found."""
+        return self._words[self._found_at : self._found_at + count]

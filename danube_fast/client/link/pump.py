@@ -29,10 +29,10 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from danube_fast.client.link.answers import Answers, Ticket
+from danube_fast.client.link.answers import Answers, Ticket, is_answered
 from danube_fast.client.link.buffers import Sender
 from danube_fast.client.link.lookout import Lookout
 from danube_fast.client.link.parts import Socket, Timed
@@ -77,7 +77,7 @@ class Pump:
         self.armed: dict[Timed, int] = {}
         self._deadlines: list[tuple[int, int, Timed]] = []
         """A heap; an entry counts only as long as `armed` says the same."""
-        self._order = itertools.count()
+        self._order, self._link_numbers = itertools.count(), itertools.count(1)
         self.unacked_bytes = 0
         """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
@@ -96,8 +96,8 @@ class Pump:
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._leader = 0
-        """Thread that reads the sockets, or sleeps on them."""
+        self.leader = 0
+        """Thread that reads the sockets, or sleeps on them; 0: none does."""
         self._asleep = False
         self._caller = 0
         """Thread that calls the application back just now."""
@@ -141,7 +141,7 @@ class Pump:
 
     def next_link_number(self) -> int:
         """Return a number that no connection of this client has had."""
-        return next(self._order)
+        return next(self._link_numbers)
 
     def dispose(self, close: Callable[[], None]) -> None:
         """Under the lock: close a descriptor, or memory, when no leader looks at it any more."""
@@ -197,12 +197,12 @@ class Pump:
     @property
     def leads(self) -> bool:
         """Whether the calling thread reads the sockets, in a call that this one has interrupted."""
-        return self._leader == threading.get_ident()
+        return self.leader == threading.get_ident()
 
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation to its end in the calling thread. Raises what makes the client unusable, and
         FailedPrecondition in the middle of another call of this thread."""
-        if self.is_inside() or (self._leader and self.leads):
+        if self.is_inside() or (self.leader and self.leads):
             steps.close()
             raise FailedPrecondition(_INTERRUPTING)
         if self.refusal is not None:
@@ -249,7 +249,7 @@ class Pump:
     def wait_inside(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
         """Do the same for a caller that holds the lock, once."""
         while not ready():
-            if self._leader:
+            if self.leader:
                 now = self.clock.monotonic_ns()
                 if now >= deadline_ns:
                     return False
@@ -263,40 +263,45 @@ class Pump:
     def await_answer(self, ticket: Ticket) -> None:
         """Block until the ticket, which has a row, is answered or the client is closed. The caller holds the lock,
         once."""
-        is_known = ticket.known()
-        while not is_known() and not self.closed:
-            if self._leader:
+        row = ticket.row
+        while True:
+            if self.leader:
                 self._follow_row(ticket)
             else:
-                self._lead(is_known, FOREVER_NS, ticket.row)
+                self._lead(_nothing, FOREVER_NS, row)
+            if is_answered(row) or self.closed:
+                break
         if self.answers.sleeping:
             self._pass_on()
 
     def _pass_on(self) -> None:
         """Leave the lead to a thread that sleeps on its row: this one was perhaps told to lead, and is ready."""
-        if not self._leader:
+        if not self.leader:
             self.answers.hand_over()
 
-    def _lead(self, ready: Callable[[], bool], deadline_ns: int, row: int) -> bool:
-        """Be the leader until `ready()`, callbacks were called, or the time is up (then True)."""
-        self._leader = threading.get_ident()
+    def _lead(self, ready: Callable[[], object], deadline_ns: int, row: int) -> bool:
+        """Be the leader until `ready()`, or that row (0: none) is answered, callbacks were called, or the time is up
+        (then True)."""
+        self.leader = threading.get_ident()
         try:
             while True:
                 # of all others the descriptor would tell: only use of a socket swallows its edge
                 if self._unread:
                     self._drain(self._unread, lazily=True)
                 expired = False
-                if (self.callbacks and not self._caller) or ready():
+                if (self.callbacks and not self._caller) or (is_answered(row) if row else ready()):
                     break
                 if self._unread:
                     continue
-                left_ns = deadline_ns - self.clock.monotonic_ns()
-                expired = left_ns <= 0 or self.closed
+                limit_ns = SLICE_NS
+                if deadline_ns != FOREVER_NS:
+                    limit_ns = min(SLICE_NS, deadline_ns - self.clock.monotonic_ns())
+                expired = limit_ns <= 0 or self.closed
                 if expired:
                     break
-                self._sleep(row, min(SLICE_NS, left_ns))
+                self._sleep(row, limit_ns)
         finally:
-            self._leader = 0
+            self.leader = 0
             if self._followers:
                 self._condition.notify()
             elif self.answers.sleeping:
@@ -335,12 +340,13 @@ class Pump:
         """Sleep until that row is answered or there is something to read, without the lock. The caller has just found
         nothing."""
         lookout = self._lookout or self._look_out()
-        self.answers.no_leader_looks()
-        descriptors: Sequence[int] = ()
+        if self.answers.given_up:
+            self.answers.no_leader_looks()
+        found = 0
         self._asleep = True
         try:
             self.release()
-            descriptors = lookout.sleep(row, limit_ns)
+            found = lookout.sleep(row, limit_ns)
             self.acquire()
         except BaseException:
             try:
@@ -354,7 +360,7 @@ class Pump:
                 self._disposals.pop()()
             if self.closed:
                 self._close_descriptors()
-        for fd in descriptors:
+        for fd in lookout.found(found) if found > 0 else ():
             if fd == self._wake_fd:
                 self.clear_wake()
             elif fd in self._by_fd:
@@ -380,7 +386,7 @@ class Pump:
 
     def try_drain(self) -> None:
         """Under the lock: read the sockets unless a leader does so anyway."""
-        if not self._leader:
+        if not self.leader:
             self.drain()
 
     def run_callbacks(self) -> None:
@@ -461,7 +467,7 @@ class Pump:
         self._wake_timers = _nothing
         self._followers = 0
         self._asleep = False
-        self._leader = 0
+        self.leader = 0
 
     def close(self) -> None:
         """Under the lock: end every wait. The sockets were removed before."""

@@ -27,7 +27,7 @@ _MESSAGE_BYTES_MAX = 1 << 30
 class RingPort:
     """Rings to one worker. One thread at a time."""
 
-    __slots__ = ("_duplex", "_queue", "_rest", "_socket", "arms", "lost", "more")
+    __slots__ = ("_duplex", "_queue", "_rest", "_socket", "arms", "free_row", "lost", "more")
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -40,6 +40,8 @@ class RingPort:
         """Parts follow the one that `receive_head` gave."""
         self.lost: DanubeError | None = None
         """Why nothing comes or goes any more."""
+        self.free_row = 0
+        """Address of the words of the rings, if nothing waits for room in them; or 0."""
 
     @classmethod
     def dial(cls, ipc_endpoint: str, users: Collection[int] | None = None) -> RingPort | None:
@@ -66,14 +68,6 @@ class RingPort:
     def has_room(self) -> bool:
         """Whether nothing waits for room."""
         return not self._queue
-
-    @property
-    def free_row(self) -> int:
-        """Address of the words of the rings, if nothing waits for room in them; or 0."""
-        duplex = self._duplex
-        if duplex is None or self.lost is not None or self._queue or duplex.slices:
-            return 0
-        return duplex.row
 
     @property
     def duplex(self) -> Duplex | None:
@@ -104,6 +98,7 @@ class RingPort:
             duplex = self._duplex = take(self._socket, _MESSAGE_BYTES_MAX)
             if duplex is None:
                 return None
+            self._note_room(duplex)
         while True:
             message = duplex.receive()
             if message is not None:
@@ -136,13 +131,17 @@ class RingPort:
         try:
             if not duplex.send(parts):
                 self._queue.append(tuple(bytes(part) for part in parts))
+            self._note_room(duplex)
         except DanubeError as error:
             self._lose(error)
 
     def _lose(self, error: DanubeError) -> None:
         """Note that nothing comes or goes any more. Without its traceback, which would keep this object, and the
         rings."""
-        self.lost = error.with_traceback(None)
+        self.lost, self.free_row = error.with_traceback(None), 0
+
+    def _note_room(self, duplex: Duplex) -> None:
+        self.free_row = 0 if self._queue or duplex.slices else duplex.row
 
     def _send_queued(self, duplex: Duplex) -> None:
         queue = self._queue
@@ -150,12 +149,14 @@ class RingPort:
             queue.popleft()
         if duplex.flush() and not queue:
             duplex.wait_no_more()
+        self._note_room(duplex)
 
     def close(self, linger_ms: int) -> None:
         """End the connection. What is in the ring is still read by the worker."""
         if self.lost is None:
             self.lost = Unavailable("the connection was closed")
         self._queue.clear()
+        self.free_row = 0
         duplex, self._duplex = self._duplex, None
         if duplex is not None:
             duplex.close()

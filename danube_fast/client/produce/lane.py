@@ -53,7 +53,7 @@ from danube_fast.types import REPLY_TOPICS
 
 __all__ = ["Lane", "Phase"]
 
-_seal = direct(seal)
+_seal, _PAUSED = direct(seal), Phase.PAUSED
 _RETRYABLE = (*RETRYABLE, DeadlineExceeded)
 
 
@@ -289,9 +289,9 @@ class Lane(LaneState):
             acked = unacked.popleft()
             self._backoff_ns = BACKOFF_MIN_NS
             self.producer.completed(self.topic, acked)
-        if self.on_way == 0 and self.phase is Phase.PAUSED:
+        if self.on_way == 0 and self.phase is _PAUSED:
             self._recover()
-        elif not self.is_empty and (not unacked or self.batch.urgent):
+        elif (self.plain or self.batch.payloads) and (not unacked or self.batch.urgent):
             self.connection.bundler.push_acked(self)
 
     def _recover(self) -> None:

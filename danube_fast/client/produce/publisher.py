@@ -353,7 +353,7 @@ class Publisher(StraightWay):
                     f"not acked within {seconds:g} s: {self._unacked_text()}; {self.remedies.not_flushed}"
                     f"{self._refusal_text()}"
                 )
-            return None if self._last is None else MessageId(*self._last)
+            return self._last
 
     def _is_flushed(self) -> bool:
         if self._errors or self._refusal is not None:

@@ -13,7 +13,7 @@ from danube_fast.client.link.buffers import Buffers, Sending
 from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.values.limits import CLIENT_WINDOW_BYTES
-from danube_fast.client.values.message import MessageId
+from danube_fast.client.values.message import MessageId, new_id
 from danube_fast.client.values.options import ProducerOptions
 from danube_fast.errors import DanubeError
 
@@ -55,8 +55,8 @@ class ProducerState:
         self._routes = routes
         self._route = route
         self._window_bytes = options.window_bytes
-        self._last: tuple[str, int] | None = None
-        """Topic and offset of the message that was acked last."""
+        self._last: MessageId | None = None
+        """Of the message that was acked last."""
         self._errors: list[tuple[str, str, int, DanubeError]] = []
         self._refusal: DanubeError | None = None
         """Set once no further message can be taken: closed, or forked."""
@@ -83,18 +83,17 @@ class ProducerState:
         self.unacked_bytes -= sending.frame_bytes
         self.pump.unacked_bytes -= sending.frame_bytes
         self.packer.pool.give_back(sending.buffer)
-        error, count = sending.error, sending.message_count
+        error, count, last = sending.error, sending.message_count, None
         if error is None:
-            self._last = topic, sending.offset + count - 1
+            last = self._last = new_id((topic, sending.offset + count - 1))
             self.acked_messages += count
             if not sending.callbacks:
                 return
-        last = None if error is not None else MessageId(topic, sending.offset + count - 1)
         told = 0
         for index, call in sending.callbacks or ():
             done = last
             if last is not None and index != count - 1:
-                done = MessageId(topic, sending.offset + index)
+                done = new_id((topic, sending.offset + index))
             told += self._tell(call, done, error)
         if error is not None and told < count:
             self._note_error(topic, sending.base_sequence, count, error)

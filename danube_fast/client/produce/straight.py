@@ -39,7 +39,7 @@ PAYLOAD_BYTES_MAX = 16 * 1024 if OBJECTS_READABLE else -1
 """Larger ones take the way of all other messages, which knows what to do without room."""
 _OVERHEAD_BYTES = FRAME_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
 """What a frame has beside its one payload, at most."""
-_PUBLISH = op_code(Publish)
+_PUBLISH, _FLOWING = op_code(Publish), Phase.FLOWING
 _BYTES_MASK = (1 << COUNT_SHIFT) - 1
 _BUNDLE_WORD_BYTES = 4
 
@@ -98,10 +98,10 @@ def send_alone(
     stands before it in the lane, or there is no way for it now, and nothing was done. Its ack completes the ticket, or
     goes to its row. Under the pump's lock."""
     connection, producer = lane.connection, lane.producer
-    row = connection.free_row
-    if not row or lane.unacked or lane.plain or lane.batch.payloads or room < 0:
+    if lane.unacked or lane.plain or lane.batch.payloads or lane.phase is not _FLOWING:
         return False
-    if lane.phase is not Phase.FLOWING:
+    row = connection.free_row
+    if not row or room < 0:
         return False
     pump, pool = producer.pump, producer.packer.pool
     buffer = pool.take(room)
@@ -110,7 +110,7 @@ def send_alone(
         packed = _pack_columns(buffer.address, room, pool.one.job_address, 0)
     else:
         packed = _pack(buffer.address, room, id(message), 0, BYTES_TYPE, NONE)
-    request = connection.next_request()
+    request = connection.last_request = connection.last_request + 1
     is_packed = packed > _BYTES_MASK  # else it is too large, or cannot be packed, and others say so
     if not is_packed or (
         has_row and not pump.answers.expect(ticket, connection.link_number, request)
@@ -118,18 +118,18 @@ def send_alone(
         pool.give_back(buffer)
         return False
     frame_bytes = packed & _BYTES_MASK
-    sequence = lane.next_sequence
-    sending = Sending(lane, buffer, frame_bytes, sequence, 1)
-    sending.callbacks = [(0, ticket)]
-    sending.request = request
-    time_ns = sending.publish_time_ns = pump.clock.wall_ns()
-    sending.deadline_ns = pump.clock.monotonic_ns() + producer.timeout_ns
+    sequence, clock = lane.next_sequence, pump.clock
+    time_ns, deadline_ns = clock.wall_ns(), clock.monotonic_ns() + producer.timeout_ns
+    sending = Sending(
+        lane, buffer, frame_bytes, sequence, 1, [(0, ticket)], request, time_ns, deadline_ns
+    )
     try:
         lane.next_sequence = sequence + 1
         lane.unacked.append(sending)
         lane.on_way += 1
         connection.bundler.on_way[request] = [sending]
-        producer.sent(frame_bytes)
+        producer.unacked_bytes += frame_bytes
+        pump.unacked_bytes += frame_bytes
         push = _push if connection.has_rings else _send
         pushed = push(
             row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
@@ -140,9 +140,10 @@ def send_alone(
             connection.bundler.send(sending)
         elif pushed:  # something came in meanwhile, whose edge may be gone
             pump.after_send(connection)
-        connection.beat_soon()
+        if not connection.beats_quickly:
+            connection.beat_soon()
         if lane not in pump.armed:
-            pump.arm(lane, sending.deadline_ns)
+            pump.arm(lane, deadline_ns)
     except BaseException:  # an interrupt: the connection starts over, and sends it
         lane.seal(sending)
         raise
@@ -232,7 +233,7 @@ class StraightWay(ProducerState):
         # not `acquire`: an interrupt may strike as that returns, and the lock would be kept
         with pump.lock:
             lane = self._quick or self._lane_alone(key)
-            if lane is None or pump.on_progress is not None or pump.leads:
+            if lane is None or pump.on_progress is not None or (pump.leader and pump.leads):
                 return None
             connection, is_whole = lane.connection, False
             try:

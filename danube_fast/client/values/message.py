@@ -8,6 +8,7 @@ own their bytes for as long as they live.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ __all__ = [
     "MessageId",
     "Processing",
     "Received",
+    "new_id",
     "reply_address",
 ]
 
@@ -45,6 +47,10 @@ class MessageId(NamedTuple):
         if not separator or not topic.startswith("/") or not offset.isdecimal():
             raise InvalidArgument(f"{text!r} is not a message id; write /namespace/topic@offset")
         return cls(topic, int(offset))
+
+
+new_id: Callable[[tuple[str, int]], MessageId] = functools.partial(tuple.__new__, MessageId)
+"""Make the id of a topic and an offset, in one call of C."""
 
 
 class Gap(NamedTuple):

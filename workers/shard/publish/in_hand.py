@@ -18,9 +18,9 @@ from danube_fast.workers.shard.publish.turn_layout import (
     AT_COMMAND_MESSAGE,
     AT_SENDER,
     COMMAND_ROOM,
+    JOB,
     LEFT_PLACE,
     NOT_RECEIVED,
-    JobWord,
 )
 
 __all__ = ["take_in_hand"]
@@ -33,9 +33,9 @@ def take_in_hand(
 ) -> tuple[bytes, memoryview | None, list[Any], bool]:
     """Take the message in hand out of a job: sender, command, parts behind it, whether more follow; command None: it is
     the first of those. Raises Internal, MemoryError."""
-    sender_bytes = words[JobWord.SENDER_FOUND] & SIZE_MASK
+    sender_bytes = words[JOB.SENDER_FOUND] & SIZE_MASK
     identity = bytes(received[AT_SENDER : AT_SENDER + sender_bytes])
-    found = words[JobWord.COMMAND_FOUND]
+    found = words[JOB.COMMAND_FOUND]
     if found == NOT_RECEIVED:
         return identity, None, [], True
     if found < 0:
@@ -44,11 +44,11 @@ def take_in_hand(
     command = received[AT_COMMAND : AT_COMMAND + size]
     if size > COMMAND_ROOM:
         command = bytearray(size)
-        message = words[JobWord.MESSAGE] + AT_COMMAND_MESSAGE
+        message = words[JOB.MESSAGE] + AT_COMMAND_MESSAGE
         take_rest(FUNCTIONS, message, address_of(command), size)
     parts: list[Any] = []
-    if words[JobWord.IN_HAND] == _WHOLE:
-        found = words[JobWord.BODY_FOUND]
+    if words[JOB.IN_HAND] == _WHOLE:
+        found = words[JOB.BODY_FOUND]
         body, holders[LEFT_PLACE] = holders[LEFT_PLACE], None
         if body is None:
             raise MemoryError(f"no memory for a bundle of {found & SIZE_MASK} bytes")

@@ -55,8 +55,9 @@ class Outlets:
         next turn, so that it need not stop for them."""
         self._open: dict[int, Consumer | None] = {}
         """By slot: who gets the frames of the outlets that are there."""
-        self._refused: set[int] = set()
-        """Slots of partitions that have none in this turn."""
+        self.known: set[int] = set()
+        """Slots of partitions that have an outlet in this turn, or none for all of it."""
+        self._may_open = False
         self._log_slot = -1
         state.removal_listeners.append(self._forget)
         delivery.announced = self.announced
@@ -92,25 +93,20 @@ class Outlets:
     def begin(self, job: memoryview, address: int, log_slot: int) -> None:
         """Begin a turn with the job at `address`, whose words are `job`. `log_slot`: the log that kernels may write
         to, -1: none."""
-        self._log_slot = log_slot
+        self._log_slot, self._may_open = log_slot, not self._delivery.is_busy
         next_offsets = self._state.tables.partitions
         for slot, partition in self._recent.items():
             self.make(job, address, partition, int(next_offsets[slot, _NEXT_OFFSET]))
 
-    def knows(self, slot: int) -> bool:
-        """Whether `make` was called for a partition in this turn."""
-        return slot in self._open or slot in self._refused
-
     def make(self, job: memoryview, address: int, partition: Partition, next_offset: int) -> None:
         """Make the outlet of a partition whose next frame stands at `next_offset`, or refuse it for this turn."""
         slot, number = partition.slot, len(self._open)
+        self.known.add(slot)
         outlet = None
-        if number < OUTLETS_MAX and not self._delivery.is_busy:
+        if number < OUTLETS_MAX and self._may_open:
             outlet = self._outlet(partition, next_offset)
         word = _REFUSED
-        if outlet is None:
-            self._refused.add(slot)
-        else:
+        if outlet is not None:
             self._open[slot], words = outlet
             place = AT_OUTLETS + number * OUTLET_BYTES
             _WORDS.pack_into(job, place, *words)
@@ -120,12 +116,12 @@ class Outlets:
     def close(self) -> None:
         """Take the outlets away."""
         partitions, recent = self._state.tables.partitions, self._recent
-        for slot in (*self._open, *self._refused):
+        for slot in self.known:
             partitions[slot, _OUTLET] = 0
         if len(recent) > _RECENT_MAX:
             self._recent = dict(list(recent.items())[-_RECENT_MAX:])
         self._open.clear()
-        self._refused.clear()
+        self.known.clear()
 
     def _outlet(
         self, partition: Partition, next_offset: int
@@ -136,12 +132,14 @@ class Outlets:
             kind = _FSYNC if partition.strict else _OS
             if partition.log_slot != self._log_slot:
                 return None
-        if partition.is_changing or partition.rate is not None:
+        if partition.switching or partition.moving or partition.rate is not None:
             return None
         visible = partition.visible
         # a frame that was admitted and is not visible yet goes before
         if next_offset != visible or (kind == _OS and partition.strict_end > visible):
             return None
+        if not (partition.subscriptions or partition.readers):
+            return None, [kind, partition.safe_until, 0, 0, 0, 0, 0, 0]
         sub = partition.only_subscription()
         if sub is None or not sub.consumers:
             if any(each.consumers for each in partition.all_subscriptions()):

@@ -11,6 +11,7 @@ Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_k
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import select
@@ -46,19 +47,19 @@ from danube_fast.workers.shard.publish.turn_layout import (
     AT_LINKS,
     AT_TAKEN,
     EVENTS_MAX,
+    JOB,
     LEFT_PLACE,
+    LINK,
     LINK_WORDS,
     ROUTED_BYTES,
     STAGING_BYTES,
+    TAKEN,
     TAKEN_MAX,
     TAKEN_WORDS,
     Flag,
-    JobWord,
     LinkStatus,
-    LinkWord,
     Stage,
     Taken,
-    TakenWord,
 )
 from danube_fast.workers.shard.routed_peers import RoutedPeers
 from danube_fast.workers.shard.state import ShardState
@@ -82,9 +83,16 @@ _IS_BUSY = operator.attrgetter("busy")
 _TAKEN_AT = AT_TAKEN // WORD_BYTES
 _LINKS_AT = AT_LINKS // WORD_BYTES
 _HEAD_WORDS = int(ResultWord.BASE_OFFSET) + 1
+_TAKEN, _AS_TAKEN = struct.Struct(f"={TAKEN_WORDS}q"), functools.partial(tuple.__new__, Taken)
 _ADMITTED, _WRITTEN, _DONE, _SHOWN = map(int, list(Stage)[:4])
 _ARMED, _ORDINARY, _MORE = int(LinkStatus.ARMED), int(LinkStatus.ORDINARY), int(LinkStatus.MORE)
 _UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
+_CLEARED = (
+    JOB.LOOKED, JOB.IS_CLOSING, JOB.IS_STOPPED, JOB.GROUP_BYTES, JOB.PENDING, JOB.HAS_WRITTEN, JOB.AWAITED,
+    JOB.IS_TORN, JOB.BELL_RANG, JOB.CODE, JOB.BEGAN_NS, JOB.GROUPS, JOB.QUEUED_END, JOB.IN_HAND,
+    JOB.DURABLE_START, JOB.DURABLE_END,
+)  # fmt: skip
+"""Words that are 0 at the beginning of a turn."""
 
 
 class RingIntake:
@@ -124,16 +132,16 @@ class RingIntake:
         self._memory = memory
         self._words = words = memory.data
         self._address: int = memory.ctypes.data
-        words[JobWord.HOLDERS], words[JobWord.NONE] = id(self._holders), COUNTED_NONE
-        words[JobWord.LINKS_MAX] = links
-        words[JobWord.STAGING] = address_of(self._staging)
-        words[JobWord.EVENTS] = address_of(self._events)
-        words[JobWord.FUNCTIONS], words[JobWord.PEERS] = FUNCTIONS, self._peers.address
-        words[JobWord.MESSAGE] = address_of(self._received)
-        words[JobWord.PROVES] = self._server.looks_at_senders
-        words[JobWord.BELL], words[JobWord.EPOLL] = self._bell, self._rings.fileno()
+        words[JOB.HOLDERS], words[JOB.NONE] = id(self._holders), COUNTED_NONE
+        words[JOB.LINKS_MAX] = links
+        words[JOB.STAGING] = address_of(self._staging)
+        words[JOB.EVENTS] = address_of(self._events)
+        words[JOB.FUNCTIONS], words[JOB.PEERS] = FUNCTIONS, self._peers.address
+        words[JOB.MESSAGE] = address_of(self._received)
+        words[JOB.PROVES] = self._server.looks_at_senders
+        words[JOB.BELL], words[JOB.EPOLL] = self._bell, self._rings.fileno()
         polled = (self._bell, self._rings.fileno(), self._server.fileno())
-        for place, fd in enumerate(polled, JobWord.POLLED):
+        for place, fd in enumerate(polled, JOB.POLLED):
             words[place] = int.from_bytes(_POLLED.pack(fd, select.POLLIN, 0), "little")
 
     # ------------------------------------------------------------ turns
@@ -154,13 +162,13 @@ class RingIntake:
             return 0
         words = self._words
         self._list_awake()
-        words[JobWord.NOW_NS] = self._state.now_wall_ns
-        words[JobWord.ROUTED] = _MORE if words[JobWord.ROUTER] else _ARMED
+        words[JOB.NOW_NS] = self._state.now_wall_ns
+        words[JOB.ROUTED] = _MORE if words[JOB.ROUTER] else _ARMED
         self._run(step(self._address))
         taken = self._end()
-        if words[JobWord.ROUTER] and words[JobWord.ROUTED] != _ORDINARY:
-            self._server.rest(drained=words[JobWord.ROUTED] == _ARMED)
-        if words[JobWord.BELL_RANG]:  # perhaps for another log, or from another process
+        if words[JOB.ROUTER] and words[JOB.ROUTED] != _ORDINARY:
+            self._server.rest(drained=words[JOB.ROUTED] == _ARMED)
+        if words[JOB.BELL_RANG]:  # perhaps for another log, or from another process
             os.eventfd_write(self._bell, 1)
         return taken
 
@@ -182,15 +190,15 @@ class RingIntake:
             if left_ns <= 0 or not self._begin(TAKEN_MAX):
                 return poll(0 if end_ns else timeout_ms)
             words = self._words
-            words[JobWord.LINKS] = words[JobWord.NOW_NS] = 0
-            words[JobWord.ROUTED] = _ARMED
+            words[JOB.LINKS] = words[JOB.NOW_NS] = 0
+            words[JOB.ROUTED] = _ARMED
             flags = wait_and_step(self._address, left_ns)
             state.begin_turn()
             self._intake.note_time(state.now_ns)
-            if words[JobWord.LINKS] or words[JobWord.ROUTED] != _ARMED:
+            if words[JOB.LINKS] or words[JOB.ROUTED] != _ARMED:
                 flags = self._run(flags)
             taken = self._end()
-            if words[JobWord.BELL_RANG] and not state.boot.mailbox.prepare_sleep():
+            if words[JOB.BELL_RANG] and not state.boot.mailbox.prepare_sleep():
                 return [(bell, select.POLLIN)]
             if self._server.holds:
                 return [(self._server.fileno(), select.POLLIN)]
@@ -234,7 +242,7 @@ class RingIntake:
         for journal in busy:
             journal.siblings.forget()
         if any(journal.syncing for journal in busy):
-            self._words[JobWord.IS_CLOSING], self._words[JobWord.AWAITED] = 1, 0
+            self._words[JOB.IS_CLOSING], self._words[JOB.AWAITED] = 1, 0
             wait(self._address, _BELL_NS_MAX)
         return True
 
@@ -249,17 +257,12 @@ class RingIntake:
         if clients > self._capacity:
             self._grow(2 * clients)
             words = self._words
-        words[JobWord.ROUTER] = 0 if self._server.holds else self._peers.router
-        words[JobWord.STATE], words[JobWord.RESULT] = intake.tables.address, intake.result_index
-        words[JobWord.TAKEN], words[JobWord.TAKEN_LIMIT] = 0, min(limit, TAKEN_MAX)
-        words[JobWord.ROOM] = min(room, state.settings.group_bytes_max, intake.bundle_bytes_max)
-        words[JobWord.SIDES], words[JobWord.SIDES_COUNT] = self._rings.sides
-        for word in (
-            JobWord.LOOKED, JobWord.IS_CLOSING, JobWord.IS_STOPPED, JobWord.GROUP_BYTES,
-            JobWord.PENDING, JobWord.HAS_WRITTEN, JobWord.AWAITED, JobWord.IS_TORN,
-            JobWord.BELL_RANG, JobWord.CODE, JobWord.BEGAN_NS, JobWord.GROUPS, JobWord.QUEUED_END,
-            JobWord.IN_HAND, JobWord.DURABLE_START, JobWord.DURABLE_END,
-        ):  # fmt: skip
+        words[JOB.ROUTER] = 0 if self._server.holds else self._peers.router
+        words[JOB.STATE], words[JOB.RESULT] = intake.tables.address, intake.result_index
+        words[JOB.TAKEN], words[JOB.TAKEN_LIMIT] = 0, min(limit, TAKEN_MAX)
+        words[JOB.ROOM] = min(room, state.settings.group_bytes_max, intake.bundle_bytes_max)
+        words[JOB.SIDES], words[JOB.SIDES_COUNT] = self._rings.sides
+        for word in _CLEARED:
             words[word] = 0
         self._borrow_log()
         self._outlets.begin(words, self._address, self._log_slot)
@@ -277,7 +280,7 @@ class RingIntake:
     def _borrow_log(self) -> None:
         """Borrow a log for the kernels, if one may be lent: the first of those that the worker has."""
         words, self._log_slot = self._words, -1
-        words[JobWord.LOG_SLOT] = -1
+        words[JOB.LOG_SLOT] = -1
         if self._writing is not None and self._writing.syncs.backlog:
             return
         self._writing = None
@@ -286,16 +289,16 @@ class RingIntake:
             if lent is not None:
                 self._log_slot = slot
                 start = journal.log.written_position
-                words[JobWord.LOG_FD], words[JobWord.LOG_DELTA] = lent.fd, lent.delta
-                words[JobWord.LOG_END], words[JobWord.GROUP_START] = lent.end_position, start
-                words[JobWord.SYNCS], words[JobWord.SYNC_BELL] = lent.syncs, lent.sync_bell
-                words[JobWord.DURABLE_BYTES] = lent.durable_bytes
-                words[JobWord.DURABLE_FD], words[JobWord.DURABLE_FLAGS] = (
+                words[JOB.LOG_FD], words[JOB.LOG_DELTA] = lent.fd, lent.delta
+                words[JOB.LOG_END], words[JOB.GROUP_START] = lent.end_position, start
+                words[JOB.SYNCS], words[JOB.SYNC_BELL] = lent.syncs, lent.sync_bell
+                words[JOB.DURABLE_BYTES] = lent.durable_bytes
+                words[JOB.DURABLE_FD], words[JOB.DURABLE_FLAGS] = (
                     lent.durable_fd,
                     lent.durable_flags,
                 )
                 break
-        words[JobWord.LOG_SLOT] = self._log_slot
+        words[JOB.LOG_SLOT] = self._log_slot
 
     def _list_awake(self) -> None:
         """Enter the links that are awake into the job."""
@@ -303,12 +306,12 @@ class RingIntake:
         awake = self._rings.awake_links()
         for identity, link in awake:
             session = self._sessions.by_identity(identity)
-            words[place + LinkWord.SIDE] = link.row
+            words[place + LINK.SIDE] = link.row
             is_open = session is not None and not link.slices
-            link.session = words[place + LinkWord.SESSION] = session.number if session else 0
-            words[place + LinkWord.STATUS] = _MORE if is_open else _ORDINARY
+            link.session = words[place + LINK.SESSION] = session.number if session else 0
+            words[place + LINK.STATUS] = _MORE if is_open else _ORDINARY
             place += LINK_WORDS
-        words[JobWord.LINKS] = len(awake)
+        words[JOB.LINKS] = len(awake)
 
     def _run(self, flags: int) -> int:
         """Let kernels go on behind a step that has left these flags, with what there is and what comes while a group is
@@ -323,54 +326,48 @@ class RingIntake:
                 return other
             else:
                 if flags & (_FULL | _OTHER):
-                    words[JobWord.IS_CLOSING] = 1
+                    words[JOB.IS_CLOSING] = 1
                 flags = pause(address)
                 other |= flags & _OTHER
                 if flags & _LATE:
                     return other | _OTHER
                 if flags & _OTHER:
-                    words[JobWord.IS_CLOSING] = 1
+                    words[JOB.IS_CLOSING] = 1
             flags = step(address)
 
     def _make_outlets(self) -> None:
         """Make the outlets that are missing, those of all frames that were not looked at yet."""
         words, intake, outlets = self._words, self._intake, self._outlets
-        looked, taken = words[JobWord.LOOKED], words[JobWord.TAKEN]
-        first = words[_TAKEN_AT + looked * TAKEN_WORDS + TakenWord.FIRST]
-        results = intake.tables.results[first : words[JobWord.RESULT], :_HEAD_WORDS].tolist()
+        looked, taken = words[JOB.LOOKED], words[JOB.TAKEN]
+        first = words[_TAKEN_AT + looked * TAKEN_WORDS + TAKEN.FIRST]
+        results = intake.tables.results[first : words[JOB.RESULT], :_HEAD_WORDS].tolist()
         counts = words[
-            _TAKEN_AT + looked * TAKEN_WORDS + TakenWord.COUNT : _TAKEN_AT + taken * TAKEN_WORDS :
+            _TAKEN_AT + looked * TAKEN_WORDS + TAKEN.COUNT : _TAKEN_AT + taken * TAKEN_WORDS :
             TAKEN_WORDS
         ].tolist()  # fmt: skip
         for count, (status, slot, offset) in zip(counts, results, strict=False):
             if count != 1 or status != 0:
                 break
-            if not outlets.knows(slot):
+            if slot not in outlets.known:
                 outlets.make(words, self._address, intake.partitions_by_slot[slot], offset)
 
     def _end(self) -> int:
         """Enter what kernels did, and hand on what they left; how many messages were taken."""
         words, rings = self._words, self._rings
-        taken: int = words[JobWord.TAKEN]
+        taken: int = words[JOB.TAKEN]
         links: list[bytes] = []
-        place = _LINKS_AT
-        for _ in range(words[JobWord.LINKS]):
-            side = words[place + LinkWord.SIDE]
-            # the ROUTER tells of what comes, so links of its peers count as armed, of which the rings know nothing
-            identity = self._peers.identity_of(side) or rings.identity_of(side)
+        places = range(_LINKS_AT, _LINKS_AT + words[JOB.LINKS] * LINK_WORDS, LINK_WORDS)
+        for place in places:
+            side, is_armed = words[place + LINK.SIDE], words[place + LINK.STATUS] == _ARMED
+            identity = rings.left(side, is_armed=is_armed) or self._peers.identity_of(side)
             links.append(identity)
-            if words[place + LinkWord.STATUS] == _ARMED:
-                rings.armed(identity)
-            else:
-                rings.wake(identity)
-            place += LINK_WORDS
         if taken:
-            flat = iter(words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].tolist())
-            rows = [*map(Taken._make, zip(*[flat] * TAKEN_WORDS, strict=True))]
+            taken_rows = words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].cast("B")
+            rows = [*map(_AS_TAKEN, _TAKEN.iter_unpack(taken_rows))]
             self._take_back_log(rows)
             self._hand_on(rows, self._senders(rows, links))
         self._outlets.close()
-        if words[JobWord.IN_HAND]:
+        if words[JOB.IN_HAND]:
             self._hold()
         return taken
 
@@ -398,20 +395,20 @@ class RingIntake:
         """Take the log back, if kernels have written to it."""
         words = self._words
         written = [row for row in rows if row.end]
-        if self._log_slot >= 0 and (written or words[JobWord.IS_TORN]):
+        if self._log_slot >= 0 and (written or words[JOB.IS_TORN]):
             first, stop = (written[0].first, written[-1].first + 1) if written else (0, 0)
-            end, queued = words[JobWord.GROUP_START], words[JobWord.QUEUED_END]
-            is_torn = bool(words[JobWord.IS_TORN])
+            end, queued = words[JOB.GROUP_START], words[JOB.QUEUED_END]
+            is_torn = bool(words[JOB.IS_TORN])
             journal = self._state.journals[self._log_slot]
             written_here = Written(
-                first, stop, len(written), words[JobWord.GROUPS], end, queued,
+                first, stop, len(written), words[JOB.GROUPS], end, queued,
                 self._held_group(journal.log), is_torn,
             )  # fmt: skip
             journal.take_back(written_here)
 
     def _held_group(self, log: Log) -> Held:
         """The group that the sync thread writes, if it has not made it durable yet."""
-        start, end = self._words[JobWord.DURABLE_START], self._words[JobWord.DURABLE_END]
+        start, end = self._words[JOB.DURABLE_START], self._words[JOB.DURABLE_END]
         if end <= log.syncs.synced_position:
             return None
         self._writing = log
@@ -421,7 +418,7 @@ class RingIntake:
         """Enter the bundles that were taken, in their order: first those that kernels have written or served."""
         intake, holders = self._intake, self._holders
         first = intake.result_index
-        results = intake.tables.results[first : self._words[JobWord.RESULT]].tolist()
+        results = intake.tables.results[first : self._words[JOB.RESULT]].tolist()
         late: list[tuple[Taken, Any]] = []
         is_awaiting = False
         for row, holder in zip(rows, holders, strict=False):
@@ -446,10 +443,10 @@ class RingIntake:
         holders[: len(rows)] = [None] * len(rows)
         self._count([row for row in rows if row.stage >= _DONE])
         if is_awaiting:
-            self._state.journals[self._log_slot].adopt(self._words[JobWord.QUEUED_END])
+            self._state.journals[self._log_slot].adopt(self._words[JOB.QUEUED_END])
         for row, holder in late:
             self._admitted(row, senders[row.link], holder, results[row.first - first :])
-        intake.result_index = max(intake.result_index, self._words[JobWord.RESULT])
+        intake.result_index = max(intake.result_index, self._words[JOB.RESULT])
 
     def _count(self, served: list[Taken]) -> None:
         """Count the bundles that kernels have shown."""
