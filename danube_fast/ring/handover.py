@@ -25,7 +25,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -277,25 +277,29 @@ class RingServer:
         self.sides = int(sides.ctypes.data), count
         """Address of the table of `Duplex.row` by bell, 0 for every other descriptor; how many rows it has."""
 
-    def left(self, side: int, *, is_armed: bool) -> bytes | None:
-        """Find the client whose `Duplex.row` that is, None if no link has it; and note how its ring was left: empty and
-        armed, so that it rests (one that has ended is left to `receive`), or with something in it."""
-        identity = self._by_side.get(side)
-        if identity is None:
-            return None
-        if not is_armed:
-            self._awake.setdefault(identity)
-        elif identity not in self._ended:
-            self._awake.pop(identity, None)
-        return identity
+    def left(self, sides: Iterable[tuple[int, bool]]) -> list[bytes | None]:
+        """Note how rings, each named by its `Duplex.row`, were left: True, empty and armed, so that the link rests (one
+        that has ended is left to `receive`); or with something in it. Their clients; None: no link has that row."""
+        by_side, awake, clients = self._by_side, self._awake, list[bytes | None]()
+        for side, is_armed in sides:
+            identity = by_side.get(side)
+            clients.append(identity)
+            if identity is None:
+                continue
+            if not is_armed:
+                awake.setdefault(identity)
+            elif identity not in self._ended:
+                awake.pop(identity, None)
+        return clients
 
-    def took(self, identity: bytes) -> None:
-        """Note that the caller has taken a message of a link, which is the last in turn now."""
-        if identity in self._awake:
-            del self._awake[identity]
-            self._awake[identity] = None
-        if self._silent:
-            self._silent.pop(identity, None)
+    def took(self, identities: Iterable[bytes]) -> None:
+        """Note that the caller has taken messages of these links, which are the last in turn now."""
+        for identity in identities:
+            if identity in self._awake:
+                del self._awake[identity]
+                self._awake[identity] = None
+            if self._silent:
+                self._silent.pop(identity, None)
 
     def link(self, identity: bytes) -> Duplex | None:
         """Find the rings of a client."""

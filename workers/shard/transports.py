@@ -14,6 +14,7 @@ from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.net.session import ROUTED
+from danube_fast.ring.duplex_kernel import SESSION
 from danube_fast.ring.handover import RingServer
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, send_delivery, send_published
 from danube_fast.workers.shard.routed_peers import RoutedPeers
@@ -143,7 +144,7 @@ class Transports:
         """Let kernels take nothing of a client any more before it has a session again."""
         link = self.rings.link(identity) if self.rings is not None else None
         if link is not None:
-            link.session = 0
+            link.words[SESSION] = 0
         elif self.peers is not None:
             self.peers.forget(identity)
 
