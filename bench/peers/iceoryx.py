@@ -163,6 +163,7 @@ class Iceoryx(Adapter):
     """Two processes by iceoryx2."""
 
     name = "iceoryx2"
+    sender_kind, receiver_kind = _Sender, _Receiver
     variants = (
         Variant("iceoryx2", DURABILITY, "shm", False),
         Variant(
@@ -186,11 +187,3 @@ class Iceoryx(Adapter):
         """The bindings leave a file of the node in shared memory."""
         for left in SHARED_MEMORY.glob(f"{topic}_*"):
             left.unlink(missing_ok=True)
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A publisher and a notifier."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A subscriber and a listener."""
-        return _Receiver(options)

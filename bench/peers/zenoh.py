@@ -183,6 +183,8 @@ class Zenoh(Adapter):
     """Two peers by eclipse-zenoh."""
 
     name = "zenoh"
+    sender_kind, receiver_kind = _Sender, _Receiver
+    requester_kind, responder_kind = _Requester, _Responder
     variants = (
         Variant(
             "zenoh peers", "none: two sessions, no router, no acks", "tcp", False,
@@ -201,19 +203,3 @@ class Zenoh(Adapter):
     def start(self, folder: Path, variant: Variant) -> Server | None:
         """No server."""
         return None
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A session that connects."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A session that listens."""
-        return _Receiver(options)
-
-    def open_requester(self, options: dict[str, Any]) -> Requester:
-        """A session that connects."""
-        return _Requester(options)
-
-    def open_responder(self, options: dict[str, Any]) -> Responder:
-        """A session that listens."""
-        return _Responder(options)
