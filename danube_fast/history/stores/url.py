@@ -96,9 +96,13 @@ def _parse_file(text: str, parts: urllib.parse.SplitResult, options: dict[str, s
 def store_options(url: StoreUrl, kind: type[T]) -> T:
     """Read the URL's parameters as `kind`. Raises InvalidArgument that names the wrong one."""
     try:
-        return msgspec.convert(dict(url.options), kind, strict=False)
+        options = msgspec.convert(dict(url.options), kind, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
         raise InvalidArgument(
             f"{url.text!r}: {error}; {url.scheme}:// takes the parameters {known}"
         ) from None
+    endpoint = getattr(options, "endpoint_url", None)
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
+    return options
