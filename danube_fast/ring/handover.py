@@ -308,7 +308,7 @@ class RingServer:
         """Take new clients, signals and ends. Epoll tells of a signal once, so each wakes its link."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                for sock in self._listener.accept_all(_refuse_without_descriptor):
+                for sock in self._listener.accept_all(_refuse):
                     self._welcome(sock)
                 continue
             identity = self._by_fd[fd]
@@ -484,14 +484,10 @@ def _is_alive(process_id: int) -> bool:
         return False
 
 
-def _refuse(sock: socket.socket, text: str) -> None:
+def _refuse(sock: socket.socket, text: str = _NO_DESCRIPTORS_TEXT) -> None:
     data = text.encode()[:_TEXT_BYTES_MAX]
     with sock, contextlib.suppress(OSError):
         sock.send(
             _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
             socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
         )
-
-
-def _refuse_without_descriptor(sock: socket.socket) -> None:
-    _refuse(sock, _NO_DESCRIPTORS_TEXT)

@@ -253,9 +253,10 @@ class SpscRing:
 
         The producer can still write to this memory: copy before trusting what it says.
         """
-        found = self._shown = self._checked_front()
+        found = self._shown = int(_front(self._base, self._capacity))
         if found == EMPTY:
             return None
+        self._checked(found)
         start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
         return self._view[start : start + (found & _LENGTH_MASK)]
 
@@ -265,10 +266,6 @@ class SpscRing:
         if found < 0:
             raise FailedPrecondition("nothing to release; call peek() first")
         _release(self._base, self._capacity, found)
-
-    def _checked_front(self) -> int:
-        found = int(_front(self._base, self._capacity))
-        return found if found == EMPTY else self._checked(found)
 
     def _checked(self, code: int, byte_count: int = 0) -> int:
         """`code` if it is none of the kernels' complaints, else the error for it."""

@@ -60,9 +60,10 @@ def parse_store_url(text: str) -> StoreUrl:
     options = dict(pairs)
     hidden = "@" in text or any(_SECRET.search(name) for name in options.keys() - _NO_SECRETS)
     if hidden:
+        places = _PLACES.get(parts.scheme, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         raise InvalidArgument(
             f"the URL of the store {parts.scheme}://... holds credentials; leave them out and give "
-            f"them where the store's own tools look for them, such as {_places_of(parts.scheme)}"
+            f"them where the store's own tools look for them, such as {places}"
         )
     if not parts.scheme or "://" not in text or parts.fragment:
         raise InvalidArgument(
@@ -80,10 +81,6 @@ def parse_store_url(text: str) -> StoreUrl:
     prefix = urllib.parse.unquote(parts.path.strip("/"))
     prefix = check_object_prefix(f"{prefix}/" if prefix else "")
     return StoreUrl(text, parts.scheme, parts.netloc, prefix, options)
-
-
-def _places_of(scheme: str) -> str:
-    return _PLACES.get(scheme, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 
 
 def _parse_file(text: str, parts: urllib.parse.SplitResult, options: dict[str, str]) -> StoreUrl:
