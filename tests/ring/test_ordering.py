@@ -78,7 +78,7 @@ THROUGH_OTHERS = {
     "client.link.deliveries._take_from_rings": RINGS_READ,
     "client.link.lookout._take_answers": RINGS_READ | {"cmpxchg seq_cst acquire"},
     "client.link.lookout._watch": RINGS_WRITTEN,
-    "client.produce.straight._push_frame": RINGS_WRITTEN,
+    "client.produce.straight._send_frame": RINGS_WRITTEN,
     "workers.shard.ring_out.deliver_one": RINGS_WRITTEN,
     "workers.shard.publish.take_kernel.take_rounds": RINGS_READ,
     "workers.shard.publish.serve_kernel.write_group": RINGS_WRITTEN,
