@@ -134,9 +134,9 @@ class Adapter(ABC):
     def version(self) -> str:
         """Of the system and of its client."""
 
-    @abstractmethod
     def start(self, folder: Path, variant: Variant) -> Server | None:
         """A server of its own with its files in `folder`; None: there is no server."""
+        return None
 
     def sweep(self, topic: str) -> None:  # noqa: B027 - most leave nothing
         """Remove what the members of a run may have left outside the harness's folder."""

@@ -27,7 +27,6 @@ from danube_fast.bench.peers.adapter import (
     Variant,
     has_module,
 )
-from danube_fast.bench.peers.server import Server
 from danube_fast.bench.plan import LISTS
 
 __all__ = ["Iceoryx"]
@@ -178,10 +177,6 @@ class Iceoryx(Adapter):
     def version(self) -> str:
         """Of the bindings."""
         return importlib.metadata.version("iceoryx2")
-
-    def start(self, folder: Path, variant: Variant) -> Server | None:
-        """No server."""
-        return None
 
     def sweep(self, topic: str) -> None:
         """The bindings leave a file of the node in shared memory."""

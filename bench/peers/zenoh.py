@@ -14,7 +14,6 @@ import json
 import queue
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from danube_fast.bench.load.requests import LOOK_SECONDS, REPLY_SECONDS
@@ -32,7 +31,6 @@ from danube_fast.bench.peers.adapter import (
     has_module,
     topic_names,
 )
-from danube_fast.bench.peers.server import Server
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["Zenoh"]
@@ -199,7 +197,3 @@ class Zenoh(Adapter):
     def version(self) -> str:
         """Of eclipse-zenoh."""
         return importlib.metadata.version("eclipse-zenoh")
-
-    def start(self, folder: Path, variant: Variant) -> Server | None:
-        """No server."""
-        return None
