@@ -38,8 +38,6 @@ ORDERED = {
     "ring.spsc_kernel._publish": "store release",
     "ring.spsc_kernel._front": "load acquire, load monotonic x2, store monotonic",
     "ring.spsc_kernel._release": "load monotonic, store release",
-    "ring.spsc_kernel._scan": "load acquire, load monotonic, store monotonic",
-    "ring.spsc_kernel._release_to": "store release",
     "ring.spsc_kernel._readable": "load acquire, load monotonic",
     "ring.spsc_kernel._used": "load acquire x2",
     "ring.spsc_kernel._version": "load acquire",
