@@ -206,8 +206,8 @@ class RingServer:
         self._message_bytes_max = message_bytes_max
         self._number = 0
         self._links: dict[bytes, Duplex] = {}
-        self._process_ids: dict[bytes, int] = {}
-        self._users: dict[bytes, int] = {}
+        self._owners: dict[bytes, tuple[int, int]] = {}
+        """User and process of each client."""
         self._by_bell: dict[int, bytes] = {}
         self._by_end: dict[int, bytes] = {}
         self._by_side: dict[int, bytes] = {}
@@ -318,7 +318,7 @@ class RingServer:
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
             else:
-                for sock in self._listener.accept_all(_refuse_without_descriptor):
+                for sock in self._listener.accept_all(_refuse):
                     self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
@@ -350,7 +350,7 @@ class RingServer:
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
         bell, end = link.fileno(), link.end_fileno
         self._links[identity] = link
-        self._process_ids[identity], self._users[identity] = process_id, user
+        self._owners[identity] = user, process_id
         self._by_bell[bell] = self._by_end[end] = identity
         self._by_side[link.row] = identity
         if bell >= len(self._sides):
@@ -364,11 +364,12 @@ class RingServer:
 
     def user_of(self, identity: bytes) -> int:
         """The local user of a client, as the kernel knows it."""
-        return self._users[identity]
+        return self._owners[identity][0]
 
     def address_of(self, identity: bytes) -> str:
         """User and process of a client, as the kernel knows them."""
-        return f"uid:{self._users[identity]} pid:{self._process_ids[identity]}"
+        user, process_id = self._owners[identity]
+        return f"uid:{user} pid:{process_id}"
 
     def end(self, identity: bytes) -> None:
         """Close a link, if there is one of that identity: its client sees the end of the worker."""
@@ -419,8 +420,8 @@ class RingServer:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
-        del self._users[identity]
-        self.gone.append((identity, _is_alive(self._process_ids.pop(identity))))
+        _, process_id = self._owners.pop(identity)
+        self.gone.append((identity, _is_alive(process_id)))
 
     def close(self) -> None:
         """End all links."""
@@ -488,14 +489,10 @@ def _is_alive(process_id: int) -> bool:
         return False
 
 
-def _refuse(sock: socket.socket, text: str) -> None:
+def _refuse(sock: socket.socket, text: str = _NO_DESCRIPTORS_TEXT) -> None:
     data = text.encode()[:_TEXT_BYTES_MAX]
     with sock, contextlib.suppress(OSError):
         sock.send(
             _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
             socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
         )
-
-
-def _refuse_without_descriptor(sock: socket.socket) -> None:
-    _refuse(sock, _NO_DESCRIPTORS_TEXT)

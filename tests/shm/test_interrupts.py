@@ -55,7 +55,7 @@ def strike(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (straight, "_push"),
+        (straight, "_send"),
         (Pump, "await_answer"),
         (straight, "take_ack"),
         (Answers, "take"),
@@ -66,8 +66,6 @@ def test_an_interrupt_between_two_steps_of_a_publish(
     server: Server, transport: Any, owner: Any, name: str, is_done: bool, fields: dict[str, Any]
 ) -> None:
     """Whatever was done, a frame that is on its way, or was acked, is not waited for in vain."""
-    if name == "_push" and transport == "zmq":
-        name = "_send"
     strike(server, transport, owner, name, is_done=is_done, **fields)
 
 
