@@ -148,7 +148,8 @@ class Coordinator:
         )
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
-            self.audit_topic = AuditTopic(self, self.audit.folder, self._newest_record)
+            log = self.audit
+            self.audit_topic = AuditTopic(self, log.folder, lambda: log.seq)
         administration = Administration(
             self, self._authorizer, self.audit, self.connections.reply, rates
         )
@@ -286,9 +287,6 @@ class Coordinator:
                 _remove(key_file)
 
         self.connections.on_entry = entered
-
-    def _newest_record(self) -> int:
-        return self.audit.seq if self.audit is not None else 0
 
     def _record(self, action: str, proof: str) -> None:
         if self.audit is not None:

@@ -183,13 +183,8 @@ class SecurityDirectory:
 
     def begin(self, public_key: str) -> None:
         """Register the key that a secured broker begins with, as an administrator; none before it counts any more."""
-        self.remove(
-            [
-                key_of(record)
-                for record in _stored(self._policy)
-                if isinstance(record, Credential) and record.principal == BOOTSTRAP
-            ]
-        )
+        keys = [each for each in _stored(self._policy) if isinstance(each, Credential)]
+        self.remove([key_of(each) for each in keys if each.principal == BOOTSTRAP])
         self.change(
             [
                 Principal(name=BOOTSTRAP),
@@ -275,10 +270,7 @@ class SecurityDirectory:
         self, credential: str, principal: str, *, expires_seconds: int, label: str
     ) -> None:
         """Make or change a credential; see the operation. Raises InvalidArgument, NotFound, FailedPrecondition."""
-        if self._policy.get(f"principal/{principal}") is None:
-            raise NotFound(
-                f"there is no principal {principal}; make it with: danube-fast security users add {principal}"
-            )
+        self._check_principal(principal)
         kind, _, subject = credential.partition(":")
         if kind == "mtls" and "=" in subject and canonical_subject(subject) != subject:
             raise InvalidArgument(
@@ -295,21 +287,16 @@ class SecurityDirectory:
             raise FailedPrecondition(
                 f"{credential} belongs to {known.principal}; remove it there before it is given to {principal}"
             )
-        expires_ns = self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
-        self._put(Credential(credential, principal, expires_ns, label))
+        self._put(Credential(credential, principal, self._end_of(expires_seconds), label))
 
     def add_api_key(
         self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
     ) -> None:
         """Add an API key of the principal `name`; see the operation. Raises NotFound, AlreadyExists, FailedPrecondition."""
         now_ns = self._clock.wall_ns()
-        expires_ns = now_ns + expires_seconds * SECOND_NS if expires_seconds else 0
-        made = ApiKey(key_id, name, salt, digest, expires_ns, label)
+        made = ApiKey(key_id, name, salt, digest, self._end_of(expires_seconds), label)
         check_record(made)
-        if self._policy.get(f"principal/{name}") is None:
-            raise NotFound(
-                f"there is no principal {name}; make it with: danube-fast security users add {name}"
-            )
+        self._check_principal(name)
         if name == BOOTSTRAP:
             raise FailedPrecondition(f"{name} has its key file only; make a user of your own")
         known = self._policy.get(key_of(made))
@@ -342,6 +329,16 @@ class SecurityDirectory:
             )
         self._put(made)
 
+    def _check_principal(self, name: str, noun: str = "principal") -> None:
+        if self._policy.get(f"principal/{name}") is None:
+            raise NotFound(
+                f"there is no {noun} {name}; make it with: danube-fast security users add {name}"
+            )
+
+    def _end_of(self, expires_seconds: int) -> int:
+        """When a key ends that is made now and is good for so long; 0: never."""
+        return self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
+
     def _check_enforced(self) -> None:
         if self._access is None:
             raise FailedPrecondition(
@@ -354,10 +351,8 @@ class SecurityDirectory:
         if binding.role not in BUILTIN_ROLES and self._policy.get(f"role/{binding.role}") is None:
             raise NotFound(f"there is no role {binding.role}; see: danube-fast security roles list")
         kind, _, name = binding.subject.partition(":")
-        if kind == "user" and self._policy.get(f"principal/{name}") is None:
-            raise NotFound(
-                f"there is no user {name}; make it with: danube-fast security users add {name}"
-            )
+        if kind == "user":
+            self._check_principal(name, "user")
 
     def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument, and without

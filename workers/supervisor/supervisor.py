@@ -342,27 +342,18 @@ class _Output:
             text = msgspec.json.encode(event).decode()
         else:
             ports = ", ".join(str(port) for port in worker_ports)
+            pinned = f"; certificate {shared.certificate}" if shared.certificate else ""
+            sign_on = f"  sign-on  {addresses.sign_on_url}\n" if addresses.sign_on_url else ""
             text = (
                 f"danube-fast is ready at {addresses.url}\n"
-                f"  admin    {addresses.admin_url}{_certificate_text(shared)}\n"
+                f"  admin    {addresses.admin_url}{pinned}\n"
                 f"  workers  {len(worker_pids)} on ports {ports}\n"
                 f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
                 f"  auth     {_auth_text(shared)}\n"
-                f"{_sign_on_text(shared)}"
+                f"{sign_on}"
                 f"  pid      {os.getpid()}; Ctrl-C stops it in order"
             )
         print(text, file=self._stream, flush=True)
-
-
-def _certificate_text(shared: Shared) -> str:
-    """Say which certificate clients may pin."""
-    return f"; certificate {shared.certificate}" if shared.certificate else ""
-
-
-def _sign_on_text(shared: Shared) -> str:
-    """Say where clients sign on."""
-    url = shared.addresses.sign_on_url
-    return f"  sign-on  {url}\n" if url else ""
 
 
 def _auth_text(shared: Shared) -> str:

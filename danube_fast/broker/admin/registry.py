@@ -285,8 +285,6 @@ class Operation(msgspec.Struct, frozen=True):
     """Chooses another permission than `permission` by the arguments."""
     is_filtered: bool
     """The answer tells only of what the principal has the permission on; no right is needed to ask."""
-    has_optional_resource: bool
-    """The argument that names the resource may be left out: then it is the cluster."""
     arguments: type[msgspec.Struct]
     """Struct of the function's keyword arguments, with their types and defaults."""
     function: Callable[..., None]
@@ -313,12 +311,10 @@ def operation(
                 else:
                     fields.append((parameter.name, kind, parameter.default))
         name = function.__name__
-        is_optional = any(len(field) == 3 and field[0] == resource for field in fields)
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         documentation = inspect.getdoc(function) or ""
         OPERATIONS[name] = Operation(
-            name, permission, resource, documentation, more_needed, permission_of, is_filtered,
-            is_optional, arguments, function,
+            name, permission, resource, documentation, more_needed, permission_of, is_filtered, arguments, function,
         )  # fmt: skip
         return function
 

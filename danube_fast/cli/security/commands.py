@@ -17,6 +17,7 @@ from danube_fast.cli.options import (
     YesOption,
     command,
     example,
+    group,
 )
 from danube_fast.cli.output import print_result, safe_text
 from danube_fast.cli.security import audit, certificates, server_key, sign_ons, tokens
@@ -26,40 +27,17 @@ from danube_fast.errors import InvalidArgument, NotFound
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="security",
-    help="Say who may do what: users, keys, roles, bindings.",
-    no_args_is_help=True,
-    epilog=example(
-        "danube-fast security new-key ann.key",
-        "danube-fast security users add ann --public-key-of ann.key --role admin",
-        "danube-fast security bindings add user:ann producer '/orders/*'",
-    ),
+app = group(
+    "security",
+    "Say who may do what: users, keys, roles, bindings.",
+    "danube-fast security new-key ann.key",
+    "danube-fast security users add ann --public-key-of ann.key --role admin",
+    "danube-fast security bindings add user:ann producer '/orders/*'",
 )
-users = typer.Typer(
-    epilog=example("danube-fast security users list"),
-    name="users",
-    help="People and programs that come in.",
-    no_args_is_help=True,
-)
-keys = typer.Typer(
-    epilog=example("danube-fast security keys list"),
-    name="keys",
-    help="What proves who they are.",
-    no_args_is_help=True,
-)
-roles = typer.Typer(
-    epilog=example("danube-fast security roles list"),
-    name="roles",
-    help="Permissions under a name.",
-    no_args_is_help=True,
-)
-bindings = typer.Typer(
-    epilog=example("danube-fast security bindings list"),
-    name="bindings",
-    help="Who has which role, and where.",
-    no_args_is_help=True,
-)
+users = group("users", "People and programs that come in.", "danube-fast security users list")
+keys = group("keys", "What proves who they are.", "danube-fast security keys list")
+roles = group("roles", "Permissions under a name.", "danube-fast security roles list")
+bindings = group("bindings", "Who has which role, and where.", "danube-fast security bindings list")
 for _group in (users, keys, tokens.app, sign_ons.app, roles, bindings, server_key.app):
     app.add_typer(_group)
 app.command("recover", epilog=recover.epilog)(recover)  # type: ignore[attr-defined]
@@ -190,12 +168,9 @@ def add(
         for credential in credentials:
             client.admin.set_credential(credential=credential, principal=user)
         if role:
-            client.admin.set_binding(
-                binding=_name_of(f"user:{user}", role, scope),
-                subject=f"user:{user}",
-                role=role,
-                scope=scope,
-            )
+            subject = f"user:{user}"
+            binding = _name_of(subject, role, scope)
+            client.admin.set_binding(binding=binding, subject=subject, role=role, scope=scope)
     ask.show(made, _user_text(user, made))
 
 
@@ -258,8 +233,8 @@ def delete(
         yes,
         "principal",
         user,
-        effect=f"deletes the user {user}, its keys, bindings and sign-ons",
-        done="deleted user",
+        f"deletes the user {user}, its keys, bindings and sign-ons",
+        "deleted user",
         force=force,
     )
 
@@ -284,12 +259,8 @@ def add_key(
     made = None
     for credential in credentials:
         made = ask(
-            "set_credential",
-            credential=credential,
-            principal=user,
-            expires_seconds=expires_seconds,
-            label=label,
-        )
+            "set_credential", credential=credential, principal=user, expires_seconds=expires_seconds, label=label
+        )  # fmt: skip
     ask.show(made, "\n".join(f"registered {each} as {user}" for each in credentials))
 
 
@@ -310,13 +281,7 @@ def revoke(
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""
     delete_record(
-        ask,
-        yes,
-        "credential",
-        credential,
-        effect=f"revokes {credential}",
-        done="revoked",
-        force=force,
+        ask, yes, "credential", credential, f"revokes {credential}", "revoked", force=force
     )
 
 
@@ -356,9 +321,7 @@ def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], 
         raise InvalidArgument(
             f"the role {name} is built in and stays; take it from users with: danube-fast security bindings delete"
         )
-    delete_record(
-        ask, yes, "role", name, effect=f"deletes the role {name}", done="deleted role", force=force
-    )
+    delete_record(ask, yes, "role", name, f"deletes the role {name}", "deleted role", force=force)
 
 
 @asking(bindings, "danube-fast security bindings add user:ann producer '/orders/*'", name="add")
@@ -391,13 +354,7 @@ def list_bindings(ask: Ask) -> None:
 def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False, force: ForceOption = False) -> None:  # fmt: skip
     """Delete a binding: what was open by it is closed."""
     delete_record(
-        ask,
-        yes,
-        "binding",
-        name,
-        effect=f"deletes the binding {name}",
-        done="deleted binding",
-        force=force,
+        ask, yes, "binding", name, f"deletes the binding {name}", "deleted binding", force=force
     )
 
 

@@ -377,10 +377,14 @@ class Connection:
 
         `lazily`: rings are not armed, as a leader does that.
         """
-        port = self._port
+        port, count, deliveries = self._port, 0, self._deliveries
+        if lazily and self.has_rings and port is not None and port.free_row:
+            count = deliveries.take_all(take_from_rings, port.free_row, self.receivers)
+            if count and deliveries.are_all and port.free_row:
+                self._heard_ns = self.pump.clock.monotonic_ns()
+                return count
         if isinstance(port, Port) and port.free_row:
             return self._drain_socket(port)
-        count, deliveries = 0, self._deliveries
         rings = port if isinstance(port, RingPort) else None
         if rings is not None:
             rings.arms = not lazily
@@ -388,9 +392,6 @@ class Connection:
         while port is not None and port is self._port:
             if rings is not None and (duplex := rings.duplex) is not None:
                 count += deliveries.take_all(take_from_rings, duplex.row, self.receivers)
-                if count and lazily and deliveries.are_all and rings.free_row:
-                    self._heard_ns = self.pump.clock.monotonic_ns()
-                    return count
             head = port.receive_head()
             if head is not None:
                 self._handle(head, port)
