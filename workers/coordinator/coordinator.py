@@ -126,9 +126,7 @@ class Coordinator:
         )
         denials = self._secured.denials if self._secured else Denials(self.clock)
         self.audit = AuditLog(booted, denials) if is_audited(self._settings) else None
-        self.sign_ons = SignOnChecks(
-            self._store, self.security, booted.mailbox, self.clock, self.audit
-        )
+        self.sign_ons = SignOnChecks(self._store, self.security, booted.mailbox, self.clock, self.audit)  # fmt: skip
         if access is not None:
             access.owner_of = self._owner_of
             access.serve_from(booted.mailbox.run_soon)

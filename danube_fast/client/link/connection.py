@@ -110,7 +110,6 @@ class Connection:
         self._hello = 0
         self._opened = False
         self.beats_quickly = False
-        """Whether it beats in the quick rhythm."""
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
@@ -373,10 +372,8 @@ class Connection:
     # ------------------------------------------------------------ receiving
 
     def drain(self, lazily: bool = False) -> int:
-        """Read until nothing is left (credit and windows bound it); how many commands there were.
-
-        `lazily`: rings are not armed, as a leader does that.
-        """
+        """Read until nothing is left (credit and windows bound it); how many commands there were. `lazily`: rings are not
+        armed, as a leader does that."""
         port, count, deliveries = self._port, 0, self._deliveries
         if lazily and self.has_rings and port is not None and port.free_row:
             count = deliveries.take_all(take_from_rings, port.free_row, self.receivers)
