@@ -189,7 +189,7 @@ def test_public_keys() -> None:
     ("name", "remedy"),
     [
         ("server.key", "recover --data-dir {} --new-server-key --yes"),
-        ("bootstrap-admin.key", "good for one connection.*recover --data-dir {}"),
+        ("bootstrap-admin.key", "good for one connection.*restart.*recover --data-dir {}"),
         ("ann.key", "register its public key"),
     ],
     ids=["server", "bootstrap", "user"],
