@@ -204,6 +204,10 @@ def test_a_missing_or_damaged_key_names_its_own_way_out(
     path.chmod(0o600)
     with pytest.raises(InvalidArgument, match=told):
         read_key_file(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InvalidArgument, match=told):
+        read_key_file(path)
 
 
 def test_a_key_file_has_a_name() -> None:
