@@ -404,7 +404,7 @@ class AdminClient(_AdminView):
 
     @_operation
     def check_permission(self, principal: str, permission: str, resource: str) -> dict[str, Any]:
-        """Return {"allowed"}: whether a principal may do that. InvalidArgument."""
+        """Return {"allowed", "registered"}: whether a principal may do that, and has a record. InvalidArgument."""
 
     @_operation
     def describe_server_key(self) -> dict[str, Any]:

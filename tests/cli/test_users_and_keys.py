@@ -106,6 +106,22 @@ def test_a_change_that_is_refused_changes_nothing(admin: Any, shell: Shell, more
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("check ann produce shop/orders", 2, "scope"), ("check ann produce ''", 2, "scope"),
+        ("check user:ann produce /shop/orders", 2, "not the name of a"),
+        ("check nosuch produce /shop/orders", 1, "there is no user of that name"),
+        ("check ann produce /shop/orders", 0, "ann may produce"),
+    ],
+)  # fmt: skip
+def test_a_check_of_what_makes_no_sense_is_no_refusal(
+    shell: Shell, line: str, code: int, told: str
+) -> None:
+    found, text = said(shell, line)
+    assert (found, told in text) == (code, True), text
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda admin: admin.set_credential(KEY, "bootstrap-admin"),

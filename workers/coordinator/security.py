@@ -148,6 +148,12 @@ class SecurityDirectory:
         """Whether security is on."""
         return self._access is not None
 
+    def is_registered(self, principal: str) -> bool:
+        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+        made = Principal(principal)
+        check_record(made)
+        return self._policy.get(key_of(made)) is not None
+
     def has_administrator(self) -> bool:
         """Whether a principal that may change these records can come in."""
         return has_administrator(self._policy, self._clock.wall_ns())

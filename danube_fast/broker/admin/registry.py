@@ -106,6 +106,10 @@ class SecurityRecords(Protocol):
         """Whether security is on."""
         ...
 
+    def is_registered(self, principal: str) -> bool:
+        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+        ...
+
     def put_role(self, name: str, permissions: list[Permission]) -> None:
         """Make or change a role. Raises InvalidArgument, FailedPrecondition."""
         ...

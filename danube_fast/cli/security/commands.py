@@ -425,7 +425,11 @@ def check(
     found = ask("check_permission", principal=user, permission=permission, resource=resource)
     is_refused = found.get("allowed") is False
     may = "may not" if is_refused else "may"
-    ask.show(found, f"{safe_text(user)} {may} {permission} {safe_text(resource)}")
+    is_unknown = (
+        is_refused and found.get("registered") is False
+    )  # brokers of before tell nothing of it
+    why = ": there is no user of that name" if is_unknown else ""
+    ask.show(found, f"{safe_text(user)} {may} {permission} {safe_text(resource)}{why}")
     if is_refused:
         raise typer.Exit(1)
 
