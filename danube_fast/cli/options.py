@@ -136,7 +136,7 @@ def seconds_option(what: str, least: float, most: float = math.inf, *, whole: bo
 
 
 ExpiresOption = Annotated[
-    int, seconds_option("It ends after so long, such as 30d; 0: never.", 0, whole=True)
+    int | None, seconds_option("It ends after so long, such as 30d; 0: never.", 0, whole=True)
 ]
 
 

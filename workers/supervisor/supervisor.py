@@ -41,6 +41,7 @@ from danube_fast.descriptors import (
 from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable, failure_line
 from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.authenticators import check_authenticator
@@ -364,12 +365,10 @@ def _auth_text(shared: Shared) -> str:
     for other in shared.server_keys:
         if other != shared.server_key:
             text += f"\n           and {other}, while it is rotated: clients pin both"
-    first = shared.directory.path / BOOTSTRAP_KEY
-    return (
-        f"{text}\n           first administrator: {first}, until its first use"
-        if first.exists()
-        else text
-    )
+    if shared.counters.total(Counter.FIRST_KEYS):
+        first = shared.directory.path / BOOTSTRAP_KEY
+        text += f"\n           first administrator: {first}, until its first use"
+    return text
 
 
 def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
