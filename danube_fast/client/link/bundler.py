@@ -71,6 +71,8 @@ class Bundler:
         """The linger was over while the connection was busy."""
         self._gathered: dict[Sending, None] | None = None
         self._drained_ns = 0
+        self.look_ns = 0
+        """From that monotonic time on a thread that sends calls `keep_time`."""
         self.on_way: dict[int, list[Sending]] = {}
         """Frames of each unanswered PUBLISH, by request."""
 
@@ -90,6 +92,7 @@ class Bundler:
             self._wait_for_answer(now_ns)
         elif now_ns + linger_ns < self._due_ns:
             self._due_ns = now_ns + linger_ns
+            self.look_ns = min(self.look_ns, self._due_ns)
             self._pump.arm(self, self._due_ns)
 
     def keep_time(self, now_ns: int) -> None:
@@ -99,6 +102,7 @@ class Bundler:
             self._pump.try_drain()
         if now_ns >= self._due_ns:
             self._send_waiting_unless_busy(now_ns)
+        self.look_ns = min(self._due_ns, self._drained_ns + DRAIN_NS)
 
     def _wait_for_answer(self, now_ns: int) -> None:
         """Send nothing before the next answer; the timer thread looks for it if no other thread does."""

@@ -130,8 +130,15 @@ def join(lanes: Sequence[Sender], room: int, time_ns: int) -> list[Sending]:
     sendings = []
     counts, sizes, places = (rows[word::_ROW_WORDS] for word in (COUNT, FRAME_BYTES, AT))
     for lane, count, frame_bytes, at in zip(lanes[:row_count], counts, sizes, places, strict=False):
-        sending = Sending(lane, buffer, frame_bytes, lane.next_sequence, count)
-        sending.frame_at = at
-        sending.publish_time_ns = time_ns
-        sendings.append(sending)
+        sendings.append(
+            Sending(
+                lane,
+                buffer,
+                frame_bytes,
+                lane.next_sequence,
+                count,
+                publish_time_ns=time_ns,
+                frame_at=at,
+            )
+        )
     return sendings

@@ -128,7 +128,9 @@ class Publisher(StraightWay):
             more = len(payload) + MESSAGE_OVERHEAD_BYTES
             if len(payload) <= QUICK_BYTES_MAX:
                 more *= UNCHECKED_MASK + 1  # as much may follow before the next look
-            if lane.measure() + more > self._batch_bytes or len(lane.plain) >= BATCH_MESSAGES_MAX:
+            # without a batch behind it, what is not there takes nothing
+            before = lane.measure() if lane.plain else 0
+            if before + more > self._batch_bytes or len(lane.plain) >= BATCH_MESSAGES_MAX:
                 return False
             lane.plain.append(payload)
             self._appended(lane)
@@ -153,7 +155,7 @@ class Publisher(StraightWay):
     def _appended(self, lane: Lane) -> None:
         """Send what is open in `lane`, which is more now, at once or later."""
         bundler = lane.connection.bundler
-        if not lane.is_minded and not lane.unacked and not bundler.is_busy:
+        if not (lane.is_minded or lane.unacked or bundler.is_busy):
             lane.push()
             return
         # what is open while something is unacked goes with its ack
@@ -161,7 +163,8 @@ class Publisher(StraightWay):
         if not lane.is_minded:
             lane.is_minded = True
             bundler.linger(lane, now_ns, self._linger_ns)
-        bundler.keep_time(now_ns)
+        if now_ns >= bundler.look_ns:
+            bundler.keep_time(now_ns)
 
     def try_send(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Lane | None:
         """Add a checked message to its lane's open batch; that lane if it must be waited for."""
