@@ -317,7 +317,7 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
             "TLS files",
             FAILURE,
             fault,
-            "give newer ones that can be used: those before count until then",
+            "repair what it names; where newer files cannot be used, those before count until then",
         )
     if fault := status.get("sign_on_fault"):
         yield Finding(
