@@ -326,8 +326,8 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
         )  # fmt: skip
     if fault := status.get("issuers_fault"):
         yield Finding(
-            "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",
-            "repair it: the one before it counts until then, unless the process of sign-on has started again",
+            "trusted issuers", FAILURE, f"their newest files are not all in use: {fault}",
+            "repair it: what was in use before counts until then, unless the process of sign-on has started again",
         )  # fmt: skip
     try:
         key = client.admin.describe_server_key()
