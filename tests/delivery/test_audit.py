@@ -407,7 +407,7 @@ def test_a_topic_of_the_log_that_a_client_made_meanwhile_is_made_anew(tmp_path: 
             reader = ann.consumer(AUDIT_TOPIC, subscription="s", initial_position="earliest")
             assert reader.receive(timeout=20) is not None
     with (
-        Server(tmp_path / "data", auth="none") as unsecured,
+        Server(tmp_path / "data", auth="none", insecure=True) as unsecured,
         danube_fast.connect(unsecured.url) as eve,
     ):
         eve.admin.delete_topic(AUDIT_TOPIC)
