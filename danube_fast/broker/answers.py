@@ -356,5 +356,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     """Public keys of the broker that clients should pin, the newest first."""
     audit: str = "off"
     """`on` or `off`; or why the audit log cannot be written, so that administrative changes are refused."""
+    audit_topic_fault: str = ""
+    """Why `/system/audit` does not get the records just now, which are in the files all the same; empty: it does."""
     history: HistoryStatus | None = None
     """None: the broker has no store."""
