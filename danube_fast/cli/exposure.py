@@ -296,7 +296,9 @@ def _rotation(folder: Path) -> Finding:
             f"put it back from a backup (0600), or: danube-fast security recover --data-dir {folder} --new-server-key --yes",
         )  # fmt: skip
     try:
-        rotation = ServerKeys(folder).rotation()
+        keys = ServerKeys(folder)
+        keys.check_known()
+        rotation = keys.rotation()
     except DanubeError as error:
         return Finding("server key", FAILURE, str(error))
     return _stage(rotation.stage.value, rotation.keys)
