@@ -20,6 +20,7 @@ from danube_fast.errors import InvalidArgument
 __all__ = [
     "COMPONENTS",
     "NAME_BYTES_MAX",
+    "SECONDS_MAX",
     "TIME_NS_MAX",
     "amount_text",
     "check_callable",

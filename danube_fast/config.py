@@ -108,7 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate is refused if a CA of its chain has none there, or an expired one. A changed file is taken within seconds.
     Empty: none are revoked."""
     insecure: bool = False
-    """`auth` is `none` and the broker listens on other addresses than loopback all the same."""
+    """`auth` is `none`, and the broker listens on other addresses than loopback, or starts on the data directory of one that
+    had `auth`, all the same."""
     audit: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
     """Administrative changes and denied actions are recorded in `DATA_DIR/audit`: `on`, `off`, or `auto`: where `auth` is
     `required`. A change that cannot be recorded is refused."""

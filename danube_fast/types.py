@@ -22,6 +22,7 @@ __all__ = [
     "AUTH_NONE_TEXT",
     "CLUSTER",
     "REPLY_TOPICS",
+    "SYSTEM_NAMESPACE",
     "Dispatch",
     "Durability",
     "Permission",
@@ -35,6 +36,8 @@ __all__ = [
 
 CLUSTER = "cluster"
 """Text of the scope, and of the resource, that stands for the whole cluster."""
+SYSTEM_NAMESPACE = "system"
+"""Namespace of the broker's own topics: scopes name it literally or do not cover it."""
 REPLY_TOPICS = "/system/reply-"
 """Names of reply topics begin so: each belongs to one client."""
 AUDIT_TOPIC = "/system/audit"

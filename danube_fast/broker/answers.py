@@ -351,10 +351,12 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     sign_on_fault: str = ""
     """Why no client can sign on: its process cannot start, or has no TLS pair; empty: clients can, or there is none."""
     issuers_fault: str = ""
-    """Why the newest file of trusted issuers is not in use; empty: it is, or there is none."""
+    """Why the newest file of trusted issuers, or of their keys, is not in use; empty: all are, or there are none."""
     server_keys: list[str] = []
     """Public keys of the broker that clients should pin, the newest first."""
     audit: str = "off"
     """`on` or `off`; or why the audit log cannot be written, so that administrative changes are refused."""
+    audit_topic_fault: str = ""
+    """Why `/system/audit` does not get the records just now, which are in the files all the same; empty: it does."""
     history: HistoryStatus | None = None
     """None: the broker has no store."""

@@ -101,6 +101,9 @@ def _examine_broker(url: str) -> list[Finding]:
     if (audit := status.get("audit", "off")) not in ("off", "on"):
         advice = "administrative changes are refused until it can: make room, or look at its folder"
         findings.append(Finding("audit log", Verdict.FAILURE, f"not written: {audit}", advice))
+    if fault := status.get("audit_topic_fault"):
+        advice = "its records are in the files of the audit log, and come when it takes them: repair what is said"
+        findings.append(Finding("/system/audit", Verdict.WARNING, f"waits: {fault}", advice))
     findings += [_process(process) for process in status.get("processes", [])]
     if status.get("history"):
         findings.append(_history(status["history"]))

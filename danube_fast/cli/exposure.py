@@ -108,12 +108,18 @@ def _is_loopback(address: str, option: str) -> bool:
 
 def files(settings: Settings) -> Iterator[Finding]:
     """Look at the files of a data directory that hold secrets, and at what waits in it."""
-    from danube_fast.workers.supervisor.contents import SECRET_FILES
+    from danube_fast.security.server_keys import is_secured
+    from danube_fast.workers.supervisor.contents import SECRET_FILES, open_names
 
     folder = Path(settings.data_dir).absolute()
     if not folder.is_dir():
         return
     yield _folder(folder)
+    if names := open_names(folder, _WRITE_OTHERS):
+        yield Finding(
+            "files", FAILURE, f"others may write to {_some(names)}",
+            f"see that all in {folder} is yours, and run chmod -R go-w {folder}",
+        )  # fmt: skip
     for name, what in SECRET_FILES.items():
         if os.path.lexists(folder / name):
             yield _secret(folder / name, what)
@@ -122,13 +128,14 @@ def files(settings: Settings) -> Iterator[Finding]:
             "first administrator", WARNING, "the key of an administrator waits for its first use",
             "use it, to make an administrator of your own: who reads it is administrator once",
         )  # fmt: skip
-    if (folder / "server.key").exists():
-        yield _rotation(folder)
-        if settings.auth == "none":
-            yield Finding(
-                "auth", WARNING, f"{folder} is of a secured broker, and these settings ask no one who they are",
-                "give the settings that it is served with (--config FILE, DANUBE_AUTH=required), or --url of the broker",
-            )  # fmt: skip
+    if not is_secured(folder):
+        return
+    yield _rotation(folder)
+    if settings.auth == "none":
+        yield Finding(
+            "auth", WARNING, f"{folder} is of a secured broker, and these settings ask no one who they are",
+            "give the settings that it is served with (--config FILE, DANUBE_AUTH=required), or --url of the broker",
+        )  # fmt: skip
 
 
 def named_files(settings: Settings, now_ns: int) -> Iterator[Finding]:
@@ -281,8 +288,13 @@ def _file(path: Path, what: str, others: int, remedy: str, lost: str = "") -> Fi
 
 
 def _rotation(folder: Path) -> Finding:
-    from danube_fast.security.server_keys import ServerKeys
+    from danube_fast.security.server_keys import SERVER_KEY, ServerKeys
 
+    if not os.path.lexists(folder / SERVER_KEY):
+        return Finding(
+            SERVER_KEY, FAILURE, "it is gone, and clients know this broker by it: a start is refused",
+            f"put it back from a backup (0600), or: danube-fast security recover --data-dir {folder} --new-server-key --yes",
+        )  # fmt: skip
     try:
         keys = ServerKeys(folder)
         keys.check_known()
@@ -319,7 +331,7 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
             "TLS files",
             FAILURE,
             fault,
-            "give newer ones that can be used: those before count until then",
+            "repair what it names; where newer files cannot be used, those before count until then",
         )
     if fault := status.get("sign_on_fault"):
         yield Finding(
@@ -328,8 +340,8 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
         )  # fmt: skip
     if fault := status.get("issuers_fault"):
         yield Finding(
-            "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",
-            "repair it: the one before it counts until then, unless the process of sign-on has started again",
+            "trusted issuers", FAILURE, f"their newest files are not all in use: {fault}",
+            "repair it: what was in use before counts until then, unless the process of sign-on has started again",
         )  # fmt: skip
     try:
         key = client.admin.describe_server_key()

@@ -89,4 +89,9 @@ def _ask(url: str, path: str, tls: str, timeout: float) -> tuple[int, dict[str, 
         ) from error
     finally:
         connection.close()
-    return answer.status, told if isinstance(told, dict) else {}
+    if not isinstance(told, dict) or "status" not in told:
+        raise Unavailable(
+            f"{url} answers, but not as an admin port (status {answer.status}); it may be that of sign-on: "
+            "`danube-fast status` shows both"
+        )
+    return answer.status, told

@@ -66,7 +66,8 @@ def describe(ask: Ask, namespace: NamespaceArgument) -> None:
 )
 def set_quota(ask: Ask, namespace: NamespaceArgument, values: PolicyArgument) -> None:
     """Bound what all topics of a namespace take together; for who manages the cluster."""
-    changed = ask("set_namespace_quota", namespace=namespace, values=policy_values(values))
+    quota = policy_values(values, "namespace_topics_max=100")
+    changed = ask("set_namespace_quota", namespace=namespace, values=quota)
     ask.show(changed, f"{namespace}: {' '.join(values)}")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from danube_fast.checks import check_seconds, parse_amount
+from danube_fast.checks import SECONDS_MAX, check_seconds, parse_amount
 from danube_fast.cli.contexts.context_file import value_of
 from danube_fast.cli.names import complete_subscriptions, complete_topics
 from danube_fast.client.link.url import DEFAULT_URL
@@ -85,19 +85,20 @@ SubscriptionName = Annotated[
     str,
     typer.Argument(metavar="SUBSCRIPTION", help="Its name.", autocompletion=complete_subscriptions),
 ]
+DAY_SECONDS = 24 * 3600
 PolicyArgument = Annotated[
     list[str],
     typer.Argument(metavar="NAME=VALUE...", help="What to set; `default` takes a value back."),
 ]
 
 
-def policy_values(words: list[str]) -> dict[str, str]:
-    """NAME=VALUE words as a dict. Exits with a usage error for anything else."""
+def policy_values(words: list[str], such_as: str = "message_ttl_ms=60000") -> dict[str, str]:
+    """NAME=VALUE words as a dict. Exits with a usage error for anything else, with an example."""
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{word!r} is not NAME=VALUE, such as message_ttl_ms=60000")
+            raise typer.BadParameter(f"{word!r} is not NAME=VALUE, such as {such_as}")
         values[name] = value
     return values
 
@@ -115,7 +116,9 @@ def amount(name: str, text: str | None) -> int | None:
     return value
 
 
-def seconds_option(what: str, least: float, most: float = math.inf, *, whole: bool = False) -> Any:
+def seconds_option(
+    what: str, least: float, most: float = SECONDS_MAX, *, whole: bool = False
+) -> Any:
     """Make an option that takes seconds: a number, or such as 500ms, 10min, 2h or 30d; `what` is its help."""
 
     def parse(value: Any) -> float:
@@ -125,10 +128,10 @@ def seconds_option(what: str, least: float, most: float = math.inf, *, whole: bo
         except InvalidArgument:
             seconds = math.nan
         if not least <= seconds <= most or (whole and not seconds.is_integer()):
-            limit = "" if most == math.inf else f" and at most {most:g} s"
+            limit = f"{most // DAY_SECONDS:.0f}d" if most >= DAY_SECONDS else f"{most:g} s"
             raise typer.BadParameter(
                 f"{value!r} is no time here; give {'whole ' * whole}seconds, or such as 10min, 2h or 30d, at least "
-                f"{least:g} s{limit}"
+                f"{least:g} s and at most {limit}"
             )
         return int(seconds) if whole else seconds
 

@@ -36,7 +36,8 @@ SignOnOption = Annotated[
 InsecureOption = Annotated[
     bool | None,
     typer.Option(
-        "--insecure", help="Listen beyond loopback although no client is asked who it is."
+        "--insecure",
+        help="Listen beyond loopback, or open a secured data directory, although no client is asked who it is.",
     ),
 ]
 RollbackOption = Annotated[

@@ -74,6 +74,17 @@ class AuditFile:
         """Descriptor of the newest file; -1: it is not open."""
         return self._fd
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the file that is open is not in the folder any more. Raises OSError."""
+        if self._fd < 0:
+            return False
+        try:
+            named = os.stat(self._folder / CURRENT)
+        except FileNotFoundError:
+            return True
+        return not os.path.samestat(named, os.fstat(self._fd))
+
     def append(self, lines: bytes, *, sync: bool) -> None:
         """Write whole lines, and make them durable if `sync`. Raises OSError: then they may be there all the same."""
         if self._fd >= 0 and self._size >= self._file_bytes:

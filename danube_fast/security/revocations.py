@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
 import ssl
 import stat
@@ -40,7 +41,10 @@ __all__ = [
     "check_not_older",
     "crls_in",
     "read_lists",
+    "told_without_list",
 ]
+
+_log = logging.getLogger(__name__)
 
 CRL_FILE = PrivateFile(
     noun="file of revoked client certificates",
@@ -222,6 +226,17 @@ def cas_without_list(cas: bytes, crls: bytes) -> int:
     """Return how many CAs of a text in PEM have no CRL in another one. Raises InvalidArgument for damaged ones."""
     listed = {crl_issuer_name(der) for der in crls_in(crls)}
     return sum(subject_name(der) not in listed for der in certificates_in(cas))
+
+
+def told_without_list(cas: bytes | None, lists: bytes | None, path: Path | None) -> int:
+    """Return how many CAs in use have no CRL in use, and log it; `path`: where the lists are from. None: there are none."""
+    count = cas_without_list(cas, lists) if cas is not None and lists is not None else 0
+    if count:
+        _log.error(
+            "%d of the CAs of clients have no list of revoked certificates in %s, and all their clients are refused: add "
+            "the list of each, or take the CA out", count, path,
+        )  # fmt: skip
+    return count
 
 
 def certificates_in(pem: bytes) -> list[bytes]:

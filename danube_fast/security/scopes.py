@@ -16,7 +16,7 @@ import re
 from typing import NamedTuple
 
 from danube_fast.errors import InvalidArgument
-from danube_fast.types import CLUSTER
+from danube_fast.types import CLUSTER, SYSTEM_NAMESPACE
 
 __all__ = [
     "NAMESPACE_PREFIX",
@@ -30,8 +30,6 @@ __all__ = [
 
 NAMESPACE_PREFIX = "namespace:"
 SUBJECT_PREFIX = "subject:"
-SYSTEM_NAMESPACE = "system"
-"""Namespace of the broker's own topics: scopes name it literally or do not cover it."""
 
 _SEGMENT_GLOB = re.compile(r"[A-Za-z0-9_.*?-]{1,128}\Z")
 # Names of subscriptions and subjects are freer: printable ASCII but blanks, and what separates or

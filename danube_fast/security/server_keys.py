@@ -39,6 +39,7 @@ __all__ = [
     "Rotation",
     "ServerKeys",
     "Stage",
+    "is_secured",
     "server_keys",
 ]
 
@@ -90,6 +91,16 @@ def server_keys(data_dir: Path) -> list[str]:
     return ServerKeys(data_dir).rotation().keys
 
 
+def is_secured(data_dir: Path) -> bool:
+    """Whether a data directory has a server key, or had one: its broker asks clients who they are."""
+    return os.path.lexists(data_dir / SERVER_KEY) or _had_key(data_dir)
+
+
+def _had_key(data_dir: Path) -> bool:
+    names = PUBLIC_KEYS, NEXT_KEY, PREVIOUS_KEY
+    return any(os.path.lexists(data_dir / name) for name in names)
+
+
 class ServerKeys:
     """Read and rotate the key pairs in a data directory. One process at a time changes them: the coordinator, or a
     command that holds the directory's lock."""
@@ -104,9 +115,7 @@ class ServerKeys:
 
         Raises FailedPrecondition if the key was there before and is gone, InvalidArgument if it is damaged.
         """
-        if not os.path.lexists(self._active) and any(
-            os.path.lexists(self._folder / name) for name in (PUBLIC_KEYS, NEXT_KEY, PREVIOUS_KEY)
-        ):
+        if not os.path.lexists(self._active) and _had_key(self._folder):
             raise FailedPrecondition(
                 f"{self._active} is gone, and clients know this broker by its key: put the file back from a backup, or "
                 f"make a new key with: danube-fast security recover --data-dir {self._folder} --new-server-key --yes"

@@ -48,6 +48,7 @@ from danube_fast.security.revocations import (
     check_not_older,
     crls_in,
     read_lists,
+    told_without_list,
 )
 
 __all__ = [
@@ -240,6 +241,8 @@ class ServerTls:
         """Of the certificate in use: `sha256:` and 64 digits; empty: there is none yet."""
         self.expires_ns = pair.expires_ns if pair is not None else 0
         """When the certificate in use ends; wall clock."""
+        self.unlisted = told_without_list(content[1], content[2], self._client_crl)
+        """How many CAs of clients have no list of revoked certificates, though lists are asked for."""
         self._has_warned = False
 
     def _has_expired(self, at_ns: int) -> bool:

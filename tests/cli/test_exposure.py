@@ -88,6 +88,30 @@ def test_what_waits_in_a_data_directory(run: Run, folder: Path) -> None:
     assert "server-key retire" in looked_at(run, folder)["server key"]["advice"]
 
 
+def test_a_server_key_that_is_gone(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind the restore of a backup without secrets."""
+    ServerKeys(folder).open()
+    (folder / "server.key").unlink()
+    found = looked_at(run, folder)
+    assert "is of a secured broker" in found["auth"]["seen"]
+    monkeypatch.setenv("DANUBE_AUTH", "required")
+    gone = looked_at(run, folder)["server.key"]
+    assert gone["verdict"] == "failure" and "is gone" in gone["seen"]
+    assert f"recover --data-dir {folder} --new-server-key" in gone["advice"]
+
+
+def test_records_that_others_may_write(run: Run, folder: Path) -> None:
+    (folder / "metadata").mkdir(mode=0o750)
+    assert "files" not in looked_at(run, folder)
+    (folder / "metadata").chmod(0o770)
+    (folder / "metadata.seal").chmod(0o666)
+    found = looked_at(run, folder)["files"]
+    assert (
+        found["verdict"] == "failure" and "metadata (0770), metadata.seal (0666)" in found["seen"]
+    )
+    assert f"chmod -R go-w {folder}" in found["advice"]
+
+
 @pytest.mark.parametrize(
     ("mode", "verdict"), [(0o750, "ok"), (0o755, "warning"), (0o770, "failure"), (0o757, "failure")],
     ids=lambda value: f"{value:o}" if isinstance(value, int) else value,
@@ -212,6 +236,7 @@ def test_records_that_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -
         ("issuers_fault", "trusted issuers"),
         ("tls_fault", "TLS files"),
         ("sign_on_fault", "sign-on"),
+        ("audit_topic_fault", "/system/audit"),
     ],
 )
 def test_what_a_running_broker_cannot_use(
@@ -223,7 +248,8 @@ def test_what_a_running_broker_cannot_use(
     fake.answers["cluster_status"] = {"auth": "required", fault: "the file: broken"}
     monkeypatch.setattr("danube_fast.cli.doctor.connect", fake.connect)
     found = by_check(run("doctor", "--url", "danube://b:1", "-o", "json"))
-    assert found[check]["verdict"] == "failure" and "the file: broken" in found[check]["seen"]
+    expected = "warning" if fault == "audit_topic_fault" else "failure"
+    assert found[check]["verdict"] == expected and "the file: broken" in found[check]["seen"]
 
 
 # ---------------------------------------------------------------- files that settings name

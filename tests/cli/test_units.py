@@ -84,6 +84,18 @@ def test_what_is_no_time_is_a_usage_error(run: Run, fake: FakeBroker, text: str)
     assert fake.asked == []
 
 
+def test_a_key_ends_within_a_time_that_is_told(run: Run, fake: FakeBroker) -> None:
+    words = "security", "keys", "add", "ann", "--uid", "7", "--expires-seconds"
+    result = run(*words, "99999999999d")
+    assert result.code == 2 and "and at most 11574d" in " ".join(result.err.split())
+    assert run(*words, "11574d").code == 0
+
+
+def test_what_is_no_value_of_a_quota_is_told_with_one(run: Run, fake: FakeBroker) -> None:
+    result = run("namespaces", "set-quota", "shop", "namespace_topics_max")
+    assert result.code == 2 and "such as namespace_topics_max=100" in " ".join(result.err.split())
+
+
 def test_a_time_ago_has_its_unit() -> None:
     for text in ("-10", "-", "-soon", "-inf", f"-{'9' * 40}d"):
         assert parse_time(text) is None

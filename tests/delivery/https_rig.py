@@ -61,9 +61,10 @@ class HttpsServer(SecuredServer):
             changes["tls_client_crl"] = str(self.crl)
         else:
             self.own = {name: make(folder / name, name) for name in names}
+        alone = () if revokes else (made for name, made in self.own.items() if name != "unknown")
         cas = write_pem(
             folder / "client-ca.pem", self.authority.pem, self.between.pem,
-            *[made.certificate.read_bytes() for name, made in self.own.items() if name != "unknown"],
+            *[made.certificate.read_bytes() for made in alone],
         )  # fmt: skip
         super().__init__(
             folder / "data", folder, workers=1, tls_certificate=str(self.tls.certificate),

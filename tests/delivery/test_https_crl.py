@@ -88,3 +88,20 @@ def test_a_damaged_list_leaves_the_old_one_and_says_so_once(server: HttpsServer)
         wait_until("another", lambda: server.metric("tls_certificate_stale") == 0, RELOAD_SECONDS)
     text = server.broker.error_text()
     assert {said: text.count(said) for said in faults} == dict.fromkeys(faults, 1)
+
+
+def test_a_ca_without_a_list_is_told(server: HttpsServer) -> None:
+    """The root alone has one: all clients of the CA below it are refused."""
+    assert server.broker is not None
+
+    def fault() -> str:
+        with server.come_in("ann") as ann:
+            return str(ann.admin.cluster_status()["tls_fault"])
+
+    assert fault() == ""
+    write_pem(server.crl, server.authority.crl())
+    said = wait_until("the fault", fault, RELOAD_SECONDS)
+    assert said.startswith("1 of ") and str(server.crl) in said and "all their clients" in said
+    assert "1 of the CAs of clients have no list" in server.broker.error_text()
+    server.write_lists()
+    wait_until("the end of the fault", lambda: not fault(), RELOAD_SECONDS)

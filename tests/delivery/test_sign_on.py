@@ -441,3 +441,12 @@ def test_a_new_certificate_is_taken_while_it_serves(server: SignOnServer, tmp_pa
             return False
 
     wait_until("the new certificate", is_new, 20.0)
+
+
+def test_health_of_the_sign_on_port_says_what_it_is(server: SignOnServer) -> None:
+    words = "health", server.sign_on_url, "--tls", str(server.certificate.certificate)
+    done = subprocess.run(
+        [sys.executable, "-m", "danube_fast.cli.main", *words], capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5 and "it may be that of sign-on" in done.stderr, done

@@ -19,6 +19,7 @@ from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.security.live_files import LiveFiles
 from danube_fast.security.policy import Policy
+from danube_fast.workers.sign_on import key_cache
 from danube_fast.workers.sign_on.issuer_watch import RETRY_NS, IssuerWatch, issuer_files
 from danube_fast.workers.sign_on.verifier import Verifier
 from tests.delivery.sign_on_rig import IssuerKey, issuer_toml
@@ -264,6 +265,35 @@ def test_a_file_counts_when_what_it_names_is_repaired(tmp_path: Path) -> None:
         assert set(watch.told()) == {"corp"} == set(watch.verifier.caches)
 
     run(test)
+
+
+def test_keys_that_cannot_be_read_again_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys before count meanwhile, so no client tells."""
+    monkeypatch.setattr(key_cache, "FILE_SECONDS", 0.01)
+    path, keys = tmp_path / "issuers.toml", tmp_path / "a"
+
+    async def until(watch: Watch, done: Callable[[str], bool]) -> str:
+        async with asyncio.timeout(20):
+            while True:
+                for read in watch.heard():
+                    if done(read.fault):
+                        return str(read.fault)
+                await asyncio.sleep(0.01)
+
+    async def test() -> None:
+        watch = Watch(path, issuer_toml(jwks_file="a") + issuer_toml(jwks_file="b", **B))
+        assert watch.told()
+        sound = keys.read_text()
+        keys.write_text("garbage")
+        fault = await until(watch, bool)
+        assert fault.startswith("issuer corp (its keys before count for ") and str(keys) in fault
+        keys.write_text(sound)
+        await until(watch, lambda fault: fault == "")
+        watch.watch.close()
+
+    asyncio.run(test())
 
 
 def test_it_is_told_until_it_has_stored_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -27,7 +28,9 @@ from danube_fast.errors import InvalidArgument, Unavailable
 from danube_fast.frame.image import COMPILING_TEXT, image_path, image_sources, kernel_sources
 from danube_fast.net import protocol
 from danube_fast.ring.memory import map_fd
+from danube_fast.security.server_keys import ServerKeys
 from danube_fast.workers.supervisor import spawn
+from danube_fast.workers.supervisor.contents import open_names
 from danube_fast.workers.supervisor.datadir import TOKEN_CHARACTERS, DataDirectory
 from danube_fast.workers.supervisor.spawn import Addresses, Shared
 from tests.workers.broker import WAIT_SECONDS, Broker, Client, is_running, wait_until
@@ -277,6 +280,58 @@ def test_a_broker_that_others_reach_says_so(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", admin="127.1:0", insecure=True) as broker:
         broker.wait_ready()
         assert "warning: --admin 127.1:0 lets other hosts" in broker.error_text()
+
+
+def refusal(folder: Path, **changes: Any) -> str:
+    """Why `serve` does not start there."""
+    with Broker(folder, **changes) as broker:
+        assert broker.process.wait(WAIT_SECONDS) == 1, "it was not refused"
+        return broker.error_text()
+
+
+@pytest.mark.parametrize("lost", ["", "server.key"])
+def test_a_secured_broker_does_not_start_open_by_mistake(tmp_path: Path, lost: str) -> None:
+    """Without its key too, as a backup without secrets is."""
+    folder = tmp_path / "data"
+    DataDirectory.open(str(folder)).close()
+    ServerKeys(folder).open()
+    (folder / (lost or "nothing")).unlink(missing_ok=True)
+    text = refusal(folder)
+    assert "is of a secured broker" in text and "--auth required" in text and "--insecure" in text
+    with Broker(folder, insecure=True) as broker:
+        broker.wait_ready()
+        assert "may do everything now (--insecure)" in broker.error_text()
+
+
+@pytest.mark.parametrize("name", ["", "metadata", "metadata/data.mdb", "metadata.seal", "audit"])
+def test_a_secured_broker_does_not_start_where_every_user_may_write(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "data"
+    DataDirectory.open(str(folder)).close()
+    for made in ("metadata", "audit"):
+        (folder / made).mkdir(mode=0o750)
+    (folder / "metadata/data.mdb").touch()
+    for path in (folder, folder / "metadata"):
+        path.chmod(0o751)
+    (folder / name).chmod(0o777)
+    text = refusal(folder, auth="required")
+    assert str(folder / name if not name else folder) in text and "chmod -R o-w" in text
+    assert not name or f"{name} (0777)" in text
+    (folder / name).chmod(0o750)
+    assert not open_names(folder, stat.S_IWOTH)
+
+
+def test_names_that_others_do_not_reach_are_not_open(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    DataDirectory.open(str(folder)).close()
+    (folder / "metadata.seal").chmod(0o666)
+    (folder / "of-someone-else").mkdir(mode=0o777)
+    for mode, bits, found in (
+        (0o751, stat.S_IWOTH, 1), (0o750, stat.S_IWOTH, 0), (0o750, stat.S_IWGRP | stat.S_IWOTH, 1), (0o700, stat.S_IWGRP, 0),
+    ):  # fmt: skip
+        folder.chmod(mode)
+        assert open_names(folder, bits) == ["metadata.seal (0666)"] * found, f"{mode:o}"
 
 
 def test_rings_are_repaired_before_a_restart(tmp_path: Path) -> None:

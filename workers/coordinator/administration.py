@@ -58,6 +58,8 @@ SHOWN_ARGUMENTS = frozenset({
 })  # fmt: skip
 """Arguments whose values are recorded. Free texts such as labels are not among them: they may hold anything."""
 
+DENIED_ARGUMENTS_BYTES_MAX = 600
+"""Of a denied change, which costs the log more than its answer costs its client."""
 RIGHTS_NS = 24 * SECOND_NS
 """How long one command may wait for answers about rights, of which a list needs many: with the last of them, of 5 s at
 most, clients hear of it, who wait for 30 s."""
@@ -180,7 +182,14 @@ class Administration:
     def _note(audit: AuditLog, session: Session, command: protocol.Admin, resource: str) -> None:
         request = f"{session.number}.{command.request}"
         who = session.principal, session.proof, session.address
-        audit.denials.note(Denial(command.operation, *who, resource, request=request))
+        arguments: dict[str, Any] = {}
+        if command.operation not in READS:
+            arguments = shown_arguments(command.arguments, SHOWN_ARGUMENTS)
+        if len(msgspec.json.encode(arguments)) > DENIED_ARGUMENTS_BYTES_MAX:
+            arguments = {"not_shown": list(arguments)}  # or denials would push each other out
+        audit.denials.note(
+            Denial(command.operation, *who, resource, request=request, arguments=tuple(arguments.items()))
+        )  # fmt: skip
 
 
 def while_it_lasts(

@@ -144,6 +144,8 @@ class AuditLog:
         self._looked_ns = 0
         self._lost_count = self._unsynced = 0
         self._sync: _Sync | None = None
+        self.moves = 0
+        """How often the files were found to be moved away or removed."""
         self.fault = ""
         """Why nothing can be written; empty: it can."""
         self.seq = self._find_seq()
@@ -213,6 +215,7 @@ class AuditLog:
         """Write what has come, and let changes go on whose beginning is durable; how many."""
         if now_ns - self._looked_ns >= LOOK_NS:
             self._looked_ns = now_ns
+            self._look_for_moves()
             self._take_denials(now_ns)
             if self._waiting and now_ns >= self._retry_ns:
                 self._write(b"")
@@ -220,6 +223,22 @@ class AuditLog:
         if self._sync is None:
             self._start_sync(now_ns)
         return work
+
+    def _look_for_moves(self) -> None:
+        """Begin a new file where the one in use was moved away or removed: no one looks for records elsewhere."""
+        try:
+            if not self._file.is_moved:
+                return
+        except OSError as error:
+            self._note_fault(error)
+            return
+        _log.error(
+            "the audit log was moved out of %s, or removed: it begins anew there", self.folder
+        )
+        self._write(b"", sync=True)  # what was moved is to be whole
+        self._file.close()
+        self.moves += 1
+        self.record("audit_log_moved", resource=str(self.folder))
 
     @property
     def is_waiting(self) -> bool:

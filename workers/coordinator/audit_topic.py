@@ -10,8 +10,6 @@ the broker published anything was made by a client, and is deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from danube_fast.broker import admin
@@ -31,6 +29,7 @@ from danube_fast.security.audit_files import (
     write_published,
 )
 from danube_fast.types import AUDIT_TOPIC, Durability
+from danube_fast.workers.coordinator.audit import AuditLog
 
 __all__ = ["AuditTopic"]
 
@@ -52,9 +51,8 @@ RETRY_NS = SECOND_NS
 class AuditTopic:
     """Publish the records of one broker. Used by the coordinator's loop only."""
 
-    def __init__(self, context: AdminContext, folder: Path, newest: Callable[[], int]) -> None:
-        """`newest`: number of the newest record."""
-        self._context, self._folder, self._newest = context, folder, newest
+    def __init__(self, context: AdminContext, audit: AuditLog) -> None:
+        self._context, self._audit = context, audit
         found = self._read()
         self._is_first = found is None
         """Whether a topic that is there now is none of ours."""
@@ -62,13 +60,16 @@ class AuditTopic:
         self._saved = self._published
         self._is_busy = False
         self._next_ns = 0
-        self._fault = ""
+        self._moves = 0
+        """How often the files had been moved away when they were read last."""
+        self.fault = ""
+        """Why records have to wait; empty: they do not."""
 
     def _read(self) -> Published | None:
         try:
-            return read_published(self._folder)
+            return read_published(self._audit.folder)
         except OSError as error:
-            _log.warning("%s cannot be read, all is published again: %s", self._folder, error)
+            _log.warning("%s cannot be read, all is published again: %s", self._audit.folder, error)
             return None
 
     def do_work(self, now_ns: int) -> None:
@@ -76,7 +77,10 @@ class AuditTopic:
         if self._is_busy or now_ns < self._next_ns:
             return
         self._next_ns = now_ns + LOOK_NS
-        if self._newest() <= self._published.seq:
+        if self._moves != self._audit.moves:
+            self._moves = self._audit.moves
+            self._published = Published(self._published.seq)
+        if self._audit.seq <= self._published.seq:
             self.close()
             return
         try:
@@ -91,7 +95,7 @@ class AuditTopic:
         if self._saved == self._published:
             return
         try:
-            write_published(self._folder, self._published)
+            write_published(self._audit.folder, self._published)
             self._saved = self._published
         except OSError as error:  # then some come twice behind a restart
             _log.debug("how far %s is cannot be recorded: %s", AUDIT_TOPIC, error)
@@ -130,8 +134,8 @@ class AuditTopic:
         """Try again in a while."""
         self._is_busy = False
         self._next_ns = self._context.clock.monotonic_ns() + RETRY_NS
-        if str(error) != self._fault:
-            self._fault = str(error)
+        if str(error) != self.fault:
+            self.fault = str(error)
             _log.info("%s has to wait: %s", AUDIT_TOPIC, error)
 
     # ---------------------------------------------------------------- lines
@@ -139,9 +143,9 @@ class AuditTopic:
     def _publish(self, topic: TopicRecord) -> None:
         """Publish a page. Raises OSError, InvalidArgument for a place that is damaged."""
         try:
-            page = read_page(self._folder, self._published.cursor, PAGE_BYTES)
+            page = read_page(self._audit.folder, self._published.cursor, PAGE_BYTES)
         except InvalidArgument:
-            page = read_page(self._folder, "", PAGE_BYTES)
+            page = read_page(self._audit.folder, "", PAGE_BYTES)
         seq, lines = self._published.seq, []
         for record in page.records:
             if record.seq > seq:
@@ -162,7 +166,7 @@ class AuditTopic:
             elif error is not None:
                 self._failed(error)
                 return
-            self._published, self._fault, self._next_ns = reached, "", 0
+            self._published, self.fault, self._next_ns = reached, "", 0
 
         (partition,) = self._context.topics.partitions(topic)
         worker = self._context.process_of(partition.log_id)

@@ -146,8 +146,7 @@ class Coordinator:
         )
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
-            log = self.audit
-            self.audit_topic = AuditTopic(self, log.folder, lambda: log.seq)
+            self.audit_topic = AuditTopic(self, self.audit)
         administration = Administration(
             self, self._authorizer, self.audit, self.connections.reply, rates
         )
@@ -417,6 +416,7 @@ class Coordinator:
             counters={counter.name.lower(): boot.counters.total(counter) for counter in Counter},
             auth=self._settings.auth, server_keys=self.server_key.keys,
             audit="off" if self.audit is None else self.audit.fault or "on",
+            audit_topic_fault=self.audit_topic.fault if self.audit_topic is not None else "",
             listen=self._address, admin=self._admin_address, sign_on=config.sign_on_address,
             tls=bool(self._settings.tls_certificate),
             tls_fault=self._web.tls_fault if self._web is not None else "", issuers_fault=self.sign_ons.issuers_fault,

@@ -80,12 +80,17 @@ class WebThread:
         tls = self._tls
         if tls is None:
             return self._tls_wait
+        crl, faults = self._settings.tls_client_crl, [tls.fault]
         if 0 < tls.crl_expires_ns <= self._clock.wall_ns() and not tls.fault:
-            return (
-                f"a list of revoked certificates in {self._settings.tls_client_crl} has expired, and clients of its CA are "
-                "refused: give its newest list"
+            faults.append(
+                f"a list of revoked certificates in {crl} has expired, and clients of its CA are refused: give its newest list"
             )
-        return tls.fault
+        if tls.unlisted:
+            faults.append(
+                f"{tls.unlisted} of {self._settings.tls_client_ca} have no list of revoked certificates in {crl}, and all "
+                "their clients are refused: add the list of each CA, or take the CA out"
+            )
+        return "; ".join(filter(None, faults))
 
     def _exposure(self) -> Exposure:
         """Describe who gets in, for metrics."""

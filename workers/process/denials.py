@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.config import Settings
@@ -61,6 +61,8 @@ class Denial(NamedTuple):
     reason: str = ""
     """Why, if refusals of one action differ in it: each reason has a record of its own."""
     event: str = "denied"
+    arguments: tuple[tuple[str, Any], ...] = ()
+    """Of an operation, as far as they may be shown."""
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -160,6 +162,7 @@ class Denials:
                 resource=shown_text(denial.resource, NAME_CHARACTERS_MAX),
                 outcome=denial.outcome,
                 request=denial.request,
+                arguments=dict(denial.arguments),
                 count=count,
             )
         )

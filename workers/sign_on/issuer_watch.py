@@ -1,7 +1,7 @@
 """Trusted issuers, live: another file of issuers counts without a restart, and what it no longer trusts ends.
 
     file changes --> verifier, caches of keys --> new tokens        at once
-                '--> fault, digests of entries -> coordinator       until it has stored them; it ends the sign-ons of each
+                '--> faults, digests of entries -> coordinator      until it has stored them; it ends the sign-ons of each
                                                                     issuer that is gone or differs from what was stored
 
 A token lets no one in by an entry that the coordinator has not stored. So what it has stored tells of all sign-ons that are
@@ -94,6 +94,12 @@ class IssuerWatch:
         fault = self._files.fault
         if self._digests is None:
             fault = f"no token counts until this file can be used: {fault}"
+        keys = [
+            f"issuer {name} (its keys before count for {cache.issuer.stale_seconds} s at most): {cache.fault}"
+            for name, cache in self._verifier.caches.items()
+            if cache.fault
+        ]
+        fault = "; ".join(filter(None, [fault, *keys]))
         read = m.IssuersRead(fault, self._digests, self._port_fault())
         if self._told != read:
             self._tell(read)

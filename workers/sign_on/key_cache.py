@@ -43,7 +43,8 @@ class KeyCache:
         self._tried_ns: int | None = None
         self._loading: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
-        self._fault = ""
+        self.fault = ""
+        """Why the last load failed; empty: it did not."""
 
     async def find(self, token: OpenToken) -> Any:
         """Return the key of a token; None: the issuer has none like that. Raises Unavailable."""
@@ -73,8 +74,8 @@ class KeyCache:
         pause = retry = 1.0
         while True:
             await self._load_once()
-            pause, retry = (retry, 2 * retry) if self._fault else (period, 1.0)
-            await asyncio.sleep(min(pause, period, RETRY_SECONDS_MAX if self._fault else period))
+            pause, retry = (retry, 2 * retry) if self.fault else (period, 1.0)
+            await asyncio.sleep(min(pause, period, RETRY_SECONDS_MAX if self.fault else period))
 
     @property
     def _is_stale(self) -> bool:
@@ -107,7 +108,7 @@ class KeyCache:
         self._tried_ns = self._clock.monotonic_ns()
         try:
             self._keys = await asyncio.to_thread(self._load, self.issuer)
-            self._loaded_ns, self._fault = self._clock.monotonic_ns(), ""
+            self._loaded_ns, self.fault = self._clock.monotonic_ns(), ""
         except DanubeError as error:
             self._note(str(error))
         except Exception as error:  # one issuer must not end sign-on for all
@@ -116,6 +117,6 @@ class KeyCache:
             self._loading = None
 
     def _note(self, fault: str) -> None:
-        if fault != self._fault:
-            self._fault = fault
+        if fault != self.fault:
+            self.fault = fault
             _log.warning("keys of issuer %s: %s", self.issuer.name, fault)

@@ -5,8 +5,12 @@ All others are of someone else, whatever they hold, and no copy of a broker's da
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
 from enum import Enum, auto
+from pathlib import Path
 
 from danube_fast.history.epochs import EPOCHS_PREFIX
 from danube_fast.history.holds import HOLDS_PREFIX
@@ -42,7 +46,7 @@ from danube_fast.workers.supervisor.datadir import FORMAT, LOGS
 from danube_fast.workers.uploader.checkpoint import CHECKPOINT_NAME
 from danube_fast.workers.uploader.state import CACHE_NAME, SCRATCH_NAME
 
-__all__ = ["LOG_FOLDERS", "SECRET_FILES", "Kind", "kind_of"]
+__all__ = ["LOG_FOLDERS", "SECRET_FILES", "Kind", "kind_of", "open_names"]
 
 LOG_FOLDERS = "logs"
 HISTORY = "history"
@@ -116,3 +120,26 @@ def kind_of(path: str, *, is_folder: bool) -> Kind:
     if not is_folder and _FILE.fullmatch(path):
         return Kind.FILE
     return Kind.UNKNOWN
+
+
+def open_names(folder: Path, others: int) -> list[str]:
+    """List what others may write below a data directory and in the broker's folders there, with modes: who writes records
+    or messages needs no key. `others`: the bits of modes that let a group, or all, write."""
+    return _open_below(folder, folder, others)
+
+
+def _open_below(root: Path, folder: Path, others: int) -> list[str]:
+    """Do so below a folder, for those who may search it."""
+    others &= folder.stat().st_mode << 1
+    found: list[str] = []
+    for path in sorted(folder.iterdir()) if others and os.access(folder, os.R_OK | os.X_OK) else ():
+        name, is_folder = str(path.relative_to(root)), path.is_dir()
+        if kind_of(name, is_folder=is_folder) not in (Kind.FILE, Kind.FOLDER):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nowhere
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & others:
+                found.append(f"{name} ({mode:04o})")
+            if is_folder and folder == root:
+                found += _open_below(root, path, others)
+    return found

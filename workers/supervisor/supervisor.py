@@ -19,6 +19,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -61,6 +62,7 @@ WATCH_LOOK_MS = 500
 QUICK_DEATH_NS = 10_000_000_000
 """A child that dies sooner than this after its start waits longer for the next one."""
 BACKOFF_DOUBLINGS_MAX = 6
+NAMES_MAX = 5
 STOP_SHARE_OF_WORKERS = 0.7
 """Part of the stop time that workers get before SIGKILL; the coordinator has the rest."""
 
@@ -411,6 +413,35 @@ def serve(
     return 0
 
 
+def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output) -> None:
+    """Refuse to open what was secured before, and to take the word of records that others can write. Raises
+    FailedPrecondition."""
+    from danube_fast.security.server_keys import is_secured  # it loads ZeroMQ
+    from danube_fast.workers.supervisor.contents import open_names
+
+    folder = directory.path
+    if settings.auth == "none":
+        if not is_secured(folder):
+            return
+        if not settings.insecure:
+            raise FailedPrecondition(
+                f"{folder} is of a secured broker, and with auth none all who reach it could do everything: start it with "
+                "--auth required, as before (DANUBE_AUTH, --config); if all are to come in, with --insecure"
+            )
+        lines.note(
+            f"warning: {folder} is of a secured broker, and all who reach it may do everything now (--insecure)"
+        )
+        return
+    names = open_names(folder, stat.S_IWOTH)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        names.insert(0, str(folder))
+    if names:
+        raise FailedPrecondition(
+            f"every user of this host may write in {folder}, and so become administrator: {', '.join(names[:NAMES_MAX])}; see "
+            f"that all there is yours, and run chmod -R o-w {folder}, or name another folder with --data-dir"
+        )
+
+
 def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
@@ -431,6 +462,7 @@ def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None
         cleanup.callback(signals.close)
         directory = DataDirectory.open(settings.data_dir)
         cleanup.callback(directory.close)
+        _check_exposure(settings, directory, lines)
         shared = Shared(settings, directory, accept_rollback=accept_rollback)
         cleanup.callback(shared.close)
         logs = shared.logs

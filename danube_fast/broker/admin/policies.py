@@ -10,8 +10,8 @@ from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.broker.topics.policy import TopicPolicy
 from danube_fast.broker.topics.records import TopicRecord
 from danube_fast.countdown import Countdown
-from danube_fast.errors import DanubeError, Unavailable
-from danube_fast.types import Permission, parse_topic
+from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
+from danube_fast.types import SYSTEM_NAMESPACE, Permission, parse_topic
 
 __all__ = ["policy_summary"]
 
@@ -39,6 +39,7 @@ def set_namespace_policy(
 ) -> None:
     """Change values for all topics of a namespace that set none of their own, in force when this
     answers; null goes back to the default. Answers what the namespace sets."""
+    _check_owner(namespace, values)
     namespaces, topics = context.topics.namespaces, context.topics.topics(namespace)
     namespaces.set_values(namespace, values, topics, context.clock.wall_ns())
     _apply(context, answer, topics, namespaces.values(namespace))
@@ -54,6 +55,7 @@ def set_namespace_quota(
 ) -> None:
     """Change values of the quota that all topics of a namespace share, in force when this answers; null takes the limit
     away. Answers all values in force. Not for who manages the namespace: a quota bounds them."""
+    _check_owner(namespace, values)
     namespaces, topics = context.topics.namespaces, context.topics.topics(namespace)
     quota = namespaces.set_quota(namespace, values, context.clock.wall_ns())
     _apply(context, answer, topics, msgspec.structs.asdict(quota))
@@ -108,6 +110,18 @@ def namespace_policy(context: AdminContext, answer: Answer, *, namespace: str) -
     """The values that a namespace sets for its topics."""
     context.topics.namespaces.require(namespace)
     answer.done(context.topics.namespaces.values(namespace))
+
+
+def _check_owner(namespace: str, values: dict[str, Any]) -> None:
+    """Raise InvalidArgument for values that the broker's own topics would feel, as those of the audit log and of replies.
+    What was set by a version that took them may be taken back."""
+    if namespace == SYSTEM_NAMESPACE and any(
+        value not in (None, "default", 0, "0") for value in values.values()
+    ):
+        raise InvalidArgument(
+            f"the namespace {namespace} is the broker's own, and takes neither a quota nor a policy: they would hold up its "
+            "audit log and replies; set them for a namespace of yours"
+        )
 
 
 def _apply(
