@@ -141,7 +141,7 @@ class Core:
                 raise sign_on.trouble
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "
-                "`danube-fast serve`, or check the address; one that asks who you are needs server_key="
+                "`danube-fast serve`, or check the address"
             )
 
     def publish_steps(

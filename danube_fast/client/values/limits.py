@@ -29,6 +29,10 @@ HANDSHAKE_LOOK_NS = 50 * MILLISECOND_NS
 """How often the monitor of a CURVE handshake is read."""
 HANDSHAKE_VERDICT_NS = 2 * SECOND_NS
 """Handshakes that fail for so long will not succeed: a broker that restarts is either absent or back before."""
+HANDSHAKE_PAUSE_NS = 100 * MILLISECOND_NS
+HANDSHAKE_PAUSE_NS_MAX = 400 * MILLISECOND_NS
+"""Pause behind a handshake that has failed, with each key in turn if there are several; doubled each time. A broker
+holds off the whole address of clients that fail too often."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS
