@@ -34,7 +34,8 @@ __all__ = ["Ask", "asking", "connect", "reach"]
 
 CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
-
+SIGN_ON_SECONDS = 3.0
+"""Added for a sign-on: a broker waits 5 s for its authenticator before it says what is wrong."""
 
 GREETING_SECONDS = 1.0
 """A broker that is busy may be slower: then only the client finds out."""
@@ -147,7 +148,8 @@ def connect(url: str, transport: Transport = "auto", context: str = "") -> Any:
     InvalidArgument, PermissionDenied, NotFound."""
     url, access = reach(url, context)
     with _naming_context(context):
-        return open_client(url, access, CONNECT_SECONDS, transport=transport)
+        seconds = CONNECT_SECONDS + (SIGN_ON_SECONDS if access.sign_on else 0)
+        return open_client(url, access, seconds, transport=transport)
 
 
 class Ask(NamedTuple):
