@@ -37,6 +37,8 @@ LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS
 """How long a reconnecting client may be refused by a limit, or by what may be its own old session."""
+WAIT_TOLD_NS = 2 * SECOND_NS
+"""What is refused for the moment for so long is told in the log, with the reason."""
 REPAIR_NS = 500 * MILLISECOND_NS
 """How long a first open asks again that a failed sync undid: the log goes on in a new segment."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
