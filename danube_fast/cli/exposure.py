@@ -327,7 +327,7 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest file is not in use: {fault}",
-            "repair it: the one before it counts until then, unless the process of sign-on has started again",
+            "repair it" + ("" if fault.startswith("no token counts") else ": the one before it counts until then"),
         )  # fmt: skip
     try:
         key = client.admin.describe_server_key()

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker import messages as m
+from danube_fast.checks import shown_name
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.countdown import Countdown
 from danube_fast.errors import (
@@ -34,6 +35,7 @@ from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BOOTSTRAP,
     BUILTIN_ROLES,
+    NOUNS,
     ApiKey,
     Binding,
     Credential,
@@ -44,6 +46,7 @@ from danube_fast.security.records import (
     SignOn,
     check_record,
     key_of,
+    no_user,
 )
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
@@ -276,9 +279,7 @@ class SecurityDirectory:
     ) -> None:
         """Make or change a credential; see the operation. Raises InvalidArgument, NotFound, FailedPrecondition."""
         if self._policy.get(f"principal/{principal}") is None:
-            raise NotFound(
-                f"there is no principal {principal}; make it with: danube-fast security users add {principal}"
-            )
+            raise no_user(principal)
         kind, _, subject = credential.partition(":")
         if kind == "mtls" and "=" in subject and canonical_subject(subject) != subject:
             raise InvalidArgument(
@@ -307,9 +308,7 @@ class SecurityDirectory:
         made = ApiKey(key_id, name, salt, digest, expires_ns, label)
         check_record(made)
         if self._policy.get(f"principal/{name}") is None:
-            raise NotFound(
-                f"there is no principal {name}; make it with: danube-fast security users add {name}"
-            )
+            raise no_user(name)
         if name == BOOTSTRAP:
             raise FailedPrecondition(f"{name} has its key file only; make a user of your own")
         known = self._policy.get(key_of(made))
@@ -324,7 +323,7 @@ class SecurityDirectory:
             ids = " and ".join(each.id for each in mine if each not in ended)
             raise FailedPrecondition(
                 f"{name} has {LIVE_KEYS_MAX} live API keys, {ids}: remove the one that is no longer used, with: "
-                "danube-fast security tokens remove ID"
+                "danube-fast security tokens remove ID --yes"
             )
         self.change([made])
         self.remove(key_of(each) for each in ended)
@@ -352,12 +351,12 @@ class SecurityDirectory:
         """Raise NotFound for a role or a user that is not there: a mistyped one would grant nothing, or some day the
         wrong thing. Groups need no record: tokens bring them."""
         if binding.role not in BUILTIN_ROLES and self._policy.get(f"role/{binding.role}") is None:
-            raise NotFound(f"there is no role {binding.role}; see: danube-fast security roles list")
+            raise NotFound(
+                f"there is no role {shown_name(binding.role)}; see: danube-fast security roles list"
+            )
         kind, _, name = binding.subject.partition(":")
         if kind == "user" and self._policy.get(f"principal/{name}") is None:
-            raise NotFound(
-                f"there is no user {name}; make it with: danube-fast security users add {name}"
-            )
+            raise no_user(name)
 
     def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument, and without
@@ -366,7 +365,7 @@ class SecurityDirectory:
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
             raise NotFound(
-                f"there is no {kind} {name}; see: danube-fast security {COMMANDS[kind]} list"
+                f"there is no {NOUNS[kind]} {shown_name(name)}; see: danube-fast security {COMMANDS[kind]} list"
             )
         keys = [key]
         if kind == "principal":

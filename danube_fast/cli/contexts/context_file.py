@@ -146,7 +146,7 @@ class ContextFile:
         """Return a context. Raises NotFound."""
         found = self._stored.contexts.get(name)
         if found is None:
-            raise NotFound(f"there is no context {name!r:.100}; see: danube-fast context list")
+            raise NotFound(f"there is no context {name!a:.100}; see: danube-fast context list")
         return found
 
     def put(self, name: str, changes: Mapping[str, str | list[str]]) -> BrokerContext:

@@ -439,7 +439,7 @@ class Lane(LaneState):
         """Return the error for a frame that has waited too long."""
         if isinstance(sending.refusal, ResourceExhausted):
             return ResourceExhausted(
-                f"refused when it was last sent, and not stored: {sending.refusal}"
+                f"the broker refused it when it was last sent, and has not stored it: {sending.refusal}"
             )
         seconds = f"{self.producer.timeout_ns / 1e9:g} s"
         cause = sending.refusal or self.refusal
