@@ -120,6 +120,11 @@ class Adapter(ABC):
     name: ClassVar[str]
     """As it is given to `--peers`."""
     variants: ClassVar[tuple[Variant, ...]]
+    sender_kind: ClassVar[Any]
+    receiver_kind: ClassVar[Any]
+    requester_kind: ClassVar[Any] = None
+    responder_kind: ClassVar[Any] = None
+    """Classes of its ends; None: there is no adapter for requests."""
 
     @abstractmethod
     def absence(self) -> str | None:
@@ -129,29 +134,34 @@ class Adapter(ABC):
     def version(self) -> str:
         """Of the system and of its client."""
 
-    @abstractmethod
     def start(self, folder: Path, variant: Variant) -> Server | None:
         """A server of its own with its files in `folder`; None: there is no server."""
+        return None
 
     def sweep(self, topic: str) -> None:  # noqa: B027 - most leave nothing
         """Remove what the members of a run may have left outside the harness's folder."""
 
-    @abstractmethod
     def open_sender(self, options: dict[str, Any]) -> Sender:
         """Connected. `options`: the variant's, `address` (without a server a free one), `folder`, `topic`,
         `topics` (their number), `message_bytes`, `messages`. Message i goes to topic i modulo their number."""
+        return self._open(self.sender_kind, options)  # type: ignore[no-any-return]
 
-    @abstractmethod
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """Connected, subscribed. It is opened before the sender."""
+        return self._open(self.receiver_kind, options)  # type: ignore[no-any-return]
 
     def open_requester(self, options: dict[str, Any]) -> Requester:
         """Connected, of a system that has the workload `requests`. Raises Internal of another one."""
-        raise Internal(f"{self.name} has no adapter for requests")
+        return self._open(self.requester_kind, options)  # type: ignore[no-any-return]
 
     def open_responder(self, options: dict[str, Any]) -> Responder:
         """The other end. It is opened before the requester. Raises Internal like that."""
-        raise Internal(f"{self.name} has no adapter for requests")
+        return self._open(self.responder_kind, options)  # type: ignore[no-any-return]
+
+    def _open(self, kind: Any, options: dict[str, Any]) -> Any:
+        if kind is None:
+            raise Internal(f"{self.name} has no adapter for requests")
+        return kind(options)
 
 
 def topic_names(options: dict[str, Any], separator: str) -> list[str]:

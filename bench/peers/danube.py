@@ -175,6 +175,7 @@ class Danube(Adapter):
     """danube-broker by danube-client."""
 
     name = "danube"
+    sender_kind, receiver_kind = _Sender, _Receiver
     variants = (
         Variant(
             "danube non_reliable", "none: in memory until delivered", TRANSPORT, True,
@@ -216,11 +217,3 @@ class Danube(Adapter):
             return [program, "--config-file", str(file)]
 
         return start_server(folder, self.name, command, START_SECONDS)
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A producer of the variant's kind."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """An exclusive subscription on a new topic."""
-        return _Receiver(options)

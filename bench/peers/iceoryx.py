@@ -27,7 +27,6 @@ from danube_fast.bench.peers.adapter import (
     Variant,
     has_module,
 )
-from danube_fast.bench.peers.server import Server
 from danube_fast.bench.plan import LISTS
 
 __all__ = ["Iceoryx"]
@@ -163,6 +162,7 @@ class Iceoryx(Adapter):
     """Two processes by iceoryx2."""
 
     name = "iceoryx2"
+    sender_kind, receiver_kind = _Sender, _Receiver
     variants = (
         Variant("iceoryx2", DURABILITY, "shm", False),
         Variant(
@@ -178,19 +178,7 @@ class Iceoryx(Adapter):
         """Of the bindings."""
         return importlib.metadata.version("iceoryx2")
 
-    def start(self, folder: Path, variant: Variant) -> Server | None:
-        """No server."""
-        return None
-
     def sweep(self, topic: str) -> None:
         """The bindings leave a file of the node in shared memory."""
         for left in SHARED_MEMORY.glob(f"{topic}_*"):
             left.unlink(missing_ok=True)
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A publisher and a notifier."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A subscriber and a listener."""
-        return _Receiver(options)

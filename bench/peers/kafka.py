@@ -202,13 +202,7 @@ def _wait_for_topic(client: Any, topic: str) -> None:
 class _Protocol(Adapter):
     """What the servers have in common: the client."""
 
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A producer with the variant's acks."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A consumer of a new topic."""
-        return _Receiver(options)
+    sender_kind, receiver_kind = _Sender, _Receiver
 
     @staticmethod
     def _client_absence() -> str | None:

@@ -222,6 +222,7 @@ class Mosquitto(Adapter):
     """mosquitto by paho-mqtt."""
 
     name = "mosquitto"
+    receiver_kind = _Receiver
     variants = (
         Variant(
             "mosquitto qos 0", "none: in memory until delivered, at most once", TRANSPORT, True,
@@ -282,7 +283,3 @@ class Mosquitto(Adapter):
     def open_sender(self, options: dict[str, Any]) -> Sender:
         """PUBLISH of the variant's QoS."""
         return _AtLeastOnce(options) if options["qos"] else _AtMostOnce(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A subscription; at QoS 1 in a session that the server keeps."""
-        return _Receiver(options)

@@ -266,6 +266,7 @@ class Nats(Adapter):
     """nats-server by nats-py."""
 
     name = "nats"
+    receiver_kind, requester_kind, responder_kind = _Receiver, _Requester, _Responder
     variants = (
         Variant(
             "nats core", "none: in memory until delivered, at most once", TRANSPORT, True,
@@ -322,15 +323,3 @@ class Nats(Adapter):
     def open_sender(self, options: dict[str, Any]) -> Sender:
         """Core or JetStream."""
         return _StreamSender(options) if options["is_stream"] else _CoreSender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A subscription; for JetStream on a new stream."""
-        return _Receiver(options)
-
-    def open_requester(self, options: dict[str, Any]) -> Requester:
-        """Core."""
-        return _Requester(options)
-
-    def open_responder(self, options: dict[str, Any]) -> Responder:
-        """Core."""
-        return _Responder(options)

@@ -270,6 +270,7 @@ class RabbitMQ(Adapter):
     """rabbitmq-server, one node, by pika."""
 
     name = "rabbitmq"
+    sender_kind, receiver_kind = _Sender, _Receiver
     variants = (
         _variant(
             "classic", "memory: transient messages, confirmed once the queue has them",
@@ -318,14 +319,6 @@ class RabbitMQ(Adapter):
             raise
         node.keep(names)
         return node
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A channel with publisher confirms."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A consumer of a new queue."""
-        return _Receiver(options)
 
 
 def _node(program: str, port: int, data: Path, names_port: int) -> list[str]:

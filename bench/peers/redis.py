@@ -176,6 +176,7 @@ class Redis(Adapter):
     """valkey-server or redis-server by redis-py."""
 
     name = "redis"
+    sender_kind = _Sender
     variants = (
         Variant(
             "redis pub/sub", "none: to those who listen, at most once", TRANSPORT, True,
@@ -228,10 +229,6 @@ class Redis(Adapter):
             return [program, str(file)]
 
         return start_server(folder, Path(program).name, command)
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """PUBLISH or XADD."""
-        return _Sender(options)
 
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """A subscription, or a group on a new stream."""

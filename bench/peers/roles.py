@@ -10,7 +10,9 @@ Every byte of every message is compared by the verifier that danube-fast is meas
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -37,52 +39,33 @@ def _payloads(options: dict[str, Any]) -> Payloads:
     return Payloads(options["fd"], options["message_bytes"])
 
 
-def _guarded(link: Link, options: dict[str, Any], role: Any) -> None:
+def _guarded(
+    role: Callable[[Link, dict[str, Any], Adapter], None],
+) -> Callable[[Link, dict[str, Any]], None]:
     """A client's own errors go to the harness as one of ours: it may not have that client."""
-    try:
-        role(link, options, find(options["peer"]))
-    except (DanubeError, EOFError):
-        raise
-    except Exception as error:  # whatever a client of another system raises
-        raise Unavailable(f"{type(error).__name__}: {error}") from error
+
+    @functools.wraps(role)
+    def guarded(link: Link, options: dict[str, Any]) -> None:
+        try:
+            role(link, options, find(options["peer"]))
+        except (DanubeError, EOFError):
+            raise
+        except Exception as error:  # whatever a client of another system raises
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
+
+    return guarded
 
 
-def produce(link: Link, options: dict[str, Any]) -> None:
-    """Everything, as fast as it is taken."""
-    _guarded(link, options, _produce)
-
-
-def consume(link: Link, options: dict[str, Any]) -> None:
-    """Everything, as fast as it comes."""
-    _guarded(link, options, _consume)
-
-
-def produce_paced(link: Link, options: dict[str, Any]) -> None:
-    """One message at each due time; reports when each was due and sent."""
-    _guarded(link, options, _produce_paced)
-
-
-def consume_paced(link: Link, options: dict[str, Any]) -> None:
-    """One message after the other; reports when each number came."""
-    _guarded(link, options, _consume_paced)
-
-
-def ask(link: Link, options: dict[str, Any]) -> None:
+@_guarded
+def ask(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     """Requests at a pace and back to back."""
-    _guarded(link, options, _ask)
-
-
-def reply(link: Link, options: dict[str, Any]) -> None:
-    """A reply to each request, until told to stop."""
-    _guarded(link, options, _reply)
-
-
-def _ask(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
     with closing(adapter.open_requester(options)) as requester:
         ask_twice(link, options, requester.request_each)
 
 
-def _reply(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+@_guarded
+def reply(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    """A reply to each request, until told to stop."""
     with closing(adapter.open_responder(options)) as responder:
         link.ready()
         cpu = time.process_time()
@@ -92,7 +75,9 @@ def _reply(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
         link.hear()
 
 
-def _produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+@_guarded
+def produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    """Everything, as fast as it is taken."""
     lists = _payloads(options).lists()
     with closing(adapter.open_sender(options)) as sender:
         link.ready()
@@ -103,7 +88,9 @@ def _produce(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
         link.hear()
 
 
-def _produce_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+@_guarded
+def produce_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    """One message at each due time; reports when each was due and sent."""
     prepared = _payloads(options).cut()
     times = np.zeros((2, len(prepared)), np.int64)
     with closing(adapter.open_sender(options)) as sender:
@@ -140,7 +127,9 @@ def _faults(verifier: Verifier) -> dict[str, int]:
     return {name: getattr(verifier, name) for name in ("lost", "duplicated", "corrupted")}
 
 
-def _consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+@_guarded
+def consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    """Everything, as fast as it comes."""
     topics, wanted = options["topics"], options["messages"]
     verifier = Verifier(_payloads(options), topics)
     last_ns = misplaced = 0
@@ -165,7 +154,9 @@ def _consume(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
         link.hear()
 
 
-def _consume_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+@_guarded
+def consume_paced(link: Link, options: dict[str, Any], adapter: Adapter) -> None:
+    """One message after the other; reports when each number came."""
     payloads = _payloads(options)
     received: list[Any] = []
     arrived: list[int] = []

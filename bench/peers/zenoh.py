@@ -14,7 +14,6 @@ import json
 import queue
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from danube_fast.bench.load.requests import LOOK_SECONDS, REPLY_SECONDS
@@ -32,7 +31,6 @@ from danube_fast.bench.peers.adapter import (
     has_module,
     topic_names,
 )
-from danube_fast.bench.peers.server import Server
 from danube_fast.errors import DeadlineExceeded
 
 __all__ = ["Zenoh"]
@@ -183,6 +181,8 @@ class Zenoh(Adapter):
     """Two peers by eclipse-zenoh."""
 
     name = "zenoh"
+    sender_kind, receiver_kind = _Sender, _Receiver
+    requester_kind, responder_kind = _Requester, _Responder
     variants = (
         Variant(
             "zenoh peers", "none: two sessions, no router, no acks", "tcp", False,
@@ -197,23 +197,3 @@ class Zenoh(Adapter):
     def version(self) -> str:
         """Of eclipse-zenoh."""
         return importlib.metadata.version("eclipse-zenoh")
-
-    def start(self, folder: Path, variant: Variant) -> Server | None:
-        """No server."""
-        return None
-
-    def open_sender(self, options: dict[str, Any]) -> Sender:
-        """A session that connects."""
-        return _Sender(options)
-
-    def open_receiver(self, options: dict[str, Any]) -> Receiver:
-        """A session that listens."""
-        return _Receiver(options)
-
-    def open_requester(self, options: dict[str, Any]) -> Requester:
-        """A session that connects."""
-        return _Requester(options)
-
-    def open_responder(self, options: dict[str, Any]) -> Responder:
-        """A session that listens."""
-        return _Responder(options)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -31,7 +30,6 @@ from danube_fast.bench.peers.adapter import (
     topic_names,
     window_messages,
 )
-from danube_fast.bench.peers.server import Server
 from danube_fast.bench.plan import LISTS
 from danube_fast.bench.workloads.reference import PART_BYTES, open_socket, stalled
 
@@ -233,20 +231,16 @@ class ZeroMQ(Adapter):
     """libzmq through pyzmq."""
 
     name = "zeromq"
+    requester_kind, responder_kind = _Requester, _Responder
     variants = (
         Variant("zeromq push-pull", DURABILITY, TRANSPORT, False),
         Variant(
-            "zeromq push-pull lists",
-            DURABILITY,
-            TRANSPORT,
-            False,
-            {"is_joined": True},
-            ("throughput",),
-            LISTS,
+            "zeromq push-pull lists", DURABILITY, TRANSPORT, False, {"is_joined": True},
+            ("throughput",), LISTS,
         ),
         Variant("zeromq pub-sub", DURABILITY, TRANSPORT, False, {"has_topics": True}, ("topics",)),
         Variant("zeromq req-rep", DURABILITY, TRANSPORT, False, {}, ("requests",)),
-    )
+    )  # fmt: skip
 
     def absence(self) -> str | None:
         """Nothing: we stand on it."""
@@ -256,29 +250,16 @@ class ZeroMQ(Adapter):
         """Of libzmq and pyzmq."""
         return f"{zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}"
 
-    def start(self, folder: Path, variant: Variant) -> Server | None:
-        """No server."""
-        return None
-
     def open_sender(self, options: dict[str, Any]) -> Sender:
         """A PUSH socket, for many topics a publisher."""
         kind = _Publisher if options.get("has_topics") else _Sender
-        return kind(options | {"address": _endpoint(options)})
+        return self._open(kind, options)  # type: ignore[no-any-return]
 
     def open_receiver(self, options: dict[str, Any]) -> Receiver:
         """A PULL socket, for many topics a subscriber."""
         kind = _Subscriber if options.get("has_topics") else _Receiver
-        return kind(options | {"address": _endpoint(options)})
+        return self._open(kind, options)  # type: ignore[no-any-return]
 
-    def open_requester(self, options: dict[str, Any]) -> Requester:
-        """A REQ socket."""
-        return _Requester(options | {"address": _endpoint(options)})
-
-    def open_responder(self, options: dict[str, Any]) -> Responder:
-        """A REP socket."""
-        return _Responder(options | {"address": _endpoint(options)})
-
-
-def _endpoint(options: dict[str, Any]) -> str:
-    """An abstract socket: nothing in the file system."""
-    return f"ipc://@danube-bench-{options['topic']}"
+    def _open(self, kind: Any, options: dict[str, Any]) -> Any:
+        """Over an abstract socket: nothing in the file system."""
+        return super()._open(kind, options | {"address": f"ipc://@danube-bench-{options['topic']}"})

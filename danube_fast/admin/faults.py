@@ -1,4 +1,4 @@
-"""What a process of a broker does without just now, from its counters, in words that say what to do."""
+"""Faults of a process of a broker, from its counters: what it does without just now, and what to do about it."""
 
 from __future__ import annotations
 

@@ -8,17 +8,12 @@ from typing import Annotated
 import typer
 
 from danube_fast.checks import shown_value
-from danube_fast.cli.options import ConfigOption, OutputForm, OutputOption, example
+from danube_fast.cli.options import ConfigOption, OutputForm, OutputOption, example, group
 from danube_fast.cli.output import exact_text, note, print_result, print_table
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="config",
-    help="Show and check settings.",
-    no_args_is_help=True,
-    epilog=example("danube-fast config show"),
-)
+app = group("config", "Show and check settings.", "danube-fast config show")
 
 
 @app.command(epilog=example("DANUBE_WORKERS=4 danube-fast config show --config broker.toml"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from danube_fast.cli.options import (
     seconds_of,
 )
 from danube_fast.cli.output import Progress, counted, note, write
-from danube_fast.cli.records import LINE_END, formatter, json_line
+from danube_fast.cli.records import LINE_END, formatter, json_line, safe_json_line
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument
 
@@ -41,7 +42,8 @@ FormatOption = Annotated[
         "--format",
         metavar="FORMAT",
         help="%t topic, %p partition, %o offset, %k key, %s payload, %h attributes, "
-        "%T publish time, %% percent; \\n \\t. Default %s, of peek and tail '%p@%o %k %s'.",
+        "%T publish time, %% percent; \\n \\t. Default %s, of peek and tail '%p@%o %k %s'. At a terminal control characters are "
+        "written like \\x1b; a pipe gets all as it is, but for keys in the default of peek and tail.",
     ),
 ]
 
@@ -185,13 +187,16 @@ def position_of(text: str) -> str | int:
     return position
 
 
-def writer(output: OutputForm, template: str | None) -> Callable[[Any], bytes]:
-    """Return what turns a batch into bytes; the plain form never looks at single messages."""
+def writer(output: OutputForm, template: str | None, own: str = "%s") -> Callable[[Any], bytes]:
+    """Return what turns a batch into bytes, by default in the command's `own` format; payloads alone never look at single
+    messages. Messages must not steer a terminal."""
+    at_terminal = sys.stdout.isatty()
     if output is OutputForm.JSON:
-        return lambda batch: b"".join(map(json_line, batch))
-    if template is None:
+        line = safe_json_line if at_terminal else json_line
+        return lambda batch: b"".join(map(line, batch))
+    if template is None and own == "%s" and not at_terminal:
         return lambda batch: LINE_END.join([*(p or b"" for p in batch.payloads()), b""])
-    one = formatter(template)
+    one = formatter(template or own, is_own=template is None, at_terminal=at_terminal)
     return lambda batch: b"".join(map(one, batch))
 
 

@@ -284,7 +284,9 @@ def _rotation(folder: Path) -> Finding:
     from danube_fast.security.server_keys import ServerKeys
 
     try:
-        rotation = ServerKeys(folder).rotation()
+        keys = ServerKeys(folder)
+        keys.check_known()
+        rotation = keys.rotation()
     except DanubeError as error:
         return Finding("server key", FAILURE, str(error))
     return _stage(rotation.stage.value, rotation.keys)

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 anything else, 2 usage, 3 not found, 4 refused by the brok
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -89,7 +90,7 @@ def _judged(error: Exception) -> tuple[int, str, str]:
     name = type(error).__name__
     if isinstance(error, errors.DanubeError):
         code = next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
-        return code, name, str(error)
+        return code, name, _WAY_IN.sub(_variable, str(error))
     if isinstance(error, _ClickException):
         text = _usage_text(error)
         if text:
@@ -101,6 +102,16 @@ def _judged(error: Exception) -> tuple[int, str, str]:
         text = f"{error.filename}: {error.strerror}; check that path"
         return EXIT_OTHER, name, text
     return EXIT_OTHER, name, f"{name}: {error}; run it again with --debug to see where"
+
+
+_WAY_IN = re.compile(r"(?<![\w'])(key_file|server_key|server_uid|sign_on|tls|token)=(?![\w/.\"])")
+"""Parameters of a client, in its texts for programs."""
+
+
+def _variable(match: re.Match[str]) -> str:
+    """Return the variable that gives a command what a program passes as a parameter."""
+    name = "token_file" if match[1] == "token" else match[1]
+    return f"DANUBE_{name.upper()}" + "=" * (match.string[match.end() : match.end() + 1] == "'")
 
 
 # ---------------------------------------------------------------- usage

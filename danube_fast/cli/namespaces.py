@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import PolicyArgument, YesOption, example, policy_values
+from danube_fast.cli.options import PolicyArgument, YesOption, group, policy_values
 from danube_fast.cli.output import print_policy, print_quota, refuse_without_yes
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="namespaces",
-    help="Make namespaces for topics.",
-    no_args_is_help=True,
-    epilog=example("danube-fast namespaces list"),
-)
+app = group("namespaces", "Make namespaces for topics.", "danube-fast namespaces list")
 
 NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Its name.")]
 

@@ -34,6 +34,7 @@ __all__ = [
     "amount",
     "command",
     "example",
+    "group",
     "policy_values",
     "seconds_of",
     "seconds_option",
@@ -135,7 +136,7 @@ def seconds_option(what: str, least: float, most: float = math.inf, *, whole: bo
 
 
 ExpiresOption = Annotated[
-    int, seconds_option("It ends after so long, such as 30d; 0: never.", 0, whole=True)
+    int | None, seconds_option("It ends after so long, such as 30d; 0: never.", 0, whole=True)
 ]
 
 
@@ -170,3 +171,8 @@ def command(*lines: str) -> Callable[[F], F]:
 def example(*lines: str) -> str:
     """Return the end of a command's help: what a person would type."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def group(name: str, help_text: str, *lines: str) -> typer.Typer:
+    """Return a group of commands, to be filled. `lines`: what a person would type."""
+    return typer.Typer(name=name, help=help_text, no_args_is_help=True, epilog=example(*lines))

@@ -17,7 +17,7 @@ from danube_fast.checks import in_our_words
 from danube_fast.cli.output import time_text
 from danube_fast.errors import InvalidArgument
 
-__all__ = ["Record", "formatter", "json_line", "parse_records", "topic_of"]
+__all__ = ["Record", "formatter", "json_line", "parse_records", "safe_json_line", "topic_of"]
 
 LINE_END = b"\n"
 
@@ -154,6 +154,24 @@ def json_line(message: Any) -> bytes:
     return msgspec.json.encode(fields) + LINE_END
 
 
+_CONTROLS = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069"
+"""What steers a terminal, ends a line, or shows a text in another order."""
+_UNSAFE = re.compile(f"[{_CONTROLS}]")
+_UNSAFE_IN_TEXT = re.compile(f"(?![\\n\\t])[{_CONTROLS}]")
+
+
+def _safe(value: bytes, unsafe: re.Pattern[str] = _UNSAFE) -> bytes:
+    """Write control characters, and what is no UTF-8, as Python does: they must not steer a terminal or forge a line."""
+    text = value.decode(errors="backslashreplace")
+    return unsafe.sub(lambda match: ascii(match[0])[1:-1], text).encode()
+
+
+def safe_json_line(message: Any) -> bytes:
+    """Write a received message as one line of JSON for a terminal: it holds the same."""
+    text = json_line(message).decode().removesuffix("\n")
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + LINE_END
+
+
 _PIECE = re.compile(r"%(.)|\\(.)|([^%\\]+)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _FIELDS: dict[str, Callable[[Any], bytes]] = {
@@ -165,14 +183,31 @@ _FIELDS: dict[str, Callable[[Any], bytes]] = {
     "h": lambda message: ",".join(f"{k}={v}" for k, v in message.attributes.items()).encode(),
     "T": lambda message: time_text(message.publish_time).encode(),
 }
+_NAMES_SAFE: dict[str, Callable[[Any], bytes]] = {
+    **_FIELDS,
+    "k": lambda message: _safe(_FIELDS["k"](message)),
+    "h": lambda message: _safe(_FIELDS["h"](message)),
+}
+"""For lines that people read."""
+_ALL_SAFE: dict[str, Callable[[Any], bytes]] = {
+    **_NAMES_SAFE,
+    "s": lambda message: _safe(_FIELDS["s"](message), _UNSAFE_IN_TEXT),
+}
+"""For a terminal. Line ends and tabs of a payload are its text."""
 
 
-def formatter(template: str) -> Callable[[Any], bytes]:
+def formatter(
+    template: str, *, is_own: bool = False, at_terminal: bool = False
+) -> Callable[[Any], bytes]:
     r"""Return a function that writes a message by `template`: %t topic, %p partition, %o offset, %k key, %s payload,
     %h attributes, %T publish time, %% a percent sign; \n, \t, \r, \0, \\. A line end follows.
 
+    Control characters are written as Python does: `at_terminal` all but line ends and tabs of payloads, else only those of
+    keys and attributes, where the template `is_own`, of a command and not of a user.
+
     Raises InvalidArgument for anything else behind a '%' or a backslash.
     """
+    fields = _ALL_SAFE if at_terminal else _NAMES_SAFE if is_own else _FIELDS
     pieces: list[bytes | Callable[[Any], bytes]] = []
     place = 0
     for match in _PIECE.finditer(template):
@@ -184,8 +219,8 @@ def formatter(template: str) -> Callable[[Any], bytes]:
             pieces.append(literal.encode())
         elif field == "%":
             pieces.append(b"%")
-        elif field in _FIELDS:
-            pieces.append(_FIELDS[field])
+        elif field in fields:
+            pieces.append(fields[field])
         elif escape in _ESCAPES:
             pieces.append(_ESCAPES[escape])
         else:

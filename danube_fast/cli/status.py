@@ -7,19 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import OutputForm, example
+from danube_fast.cli.options import OutputForm, group
 from danube_fast.types import AUTH_NONE_TEXT
 
 __all__ = ["app", "status"]
 
 TOPICS_SHOWN = 3
 
-app = typer.Typer(
-    name="clients",
-    help="See who is connected.",
-    no_args_is_help=True,
-    epilog=example("danube-fast clients list"),
-)
+app = group("clients", "See who is connected.", "danube-fast clients list")
 
 
 @app.callback()

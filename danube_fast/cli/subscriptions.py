@@ -17,18 +17,17 @@ from danube_fast.cli.options import (
     TypeOption,
     YesOption,
     amount,
-    example,
+    group,
 )
 from danube_fast.cli.output import counted, refuse_without_yes
 from danube_fast.errors import AlreadyExists, InvalidArgument
 
 __all__ = ["app", "without_details"]
 
-app = typer.Typer(
-    name="subscriptions",
-    help="Look at subscriptions, and say what becomes of their messages.",
-    no_args_is_help=True,
-    epilog=example("danube-fast subscriptions list /default/flights"),
+app = group(
+    "subscriptions",
+    "Look at subscriptions, and say what becomes of their messages.",
+    "danube-fast subscriptions list /default/flights",
 )
 
 

@@ -32,7 +32,7 @@ def _writer(output: OutputForm, template: str | None) -> Any:
     """Return what turns messages into bytes. Raises InvalidArgument."""
     if output is OutputForm.JSON and template is not None:
         raise InvalidArgument("--output json has a form of its own; leave -F out")
-    return writer(output, template or SHOWN)
+    return writer(output, template, SHOWN)
 
 
 @asking(

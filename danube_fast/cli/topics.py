@@ -12,7 +12,7 @@ from danube_fast.cli.options import (
     PolicyArgument,
     TopicArgument,
     YesOption,
-    example,
+    group,
     policy_values,
 )
 from danube_fast.cli.output import print_policy, refuse_without_yes
@@ -23,11 +23,8 @@ from danube_fast.types import Dispatch
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="topics",
-    help="Make, change, move and delete topics, and look into them.",
-    no_args_is_help=True,
-    epilog=example("danube-fast topics list"),
+app = group(
+    "topics", "Make, change, move and delete topics, and look into them.", "danube-fast topics list"
 )
 
 _PARTITION_TOTALS = ("messages_in", "bytes_in", "producers", "readers")

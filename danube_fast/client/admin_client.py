@@ -341,9 +341,12 @@ class AdminClient(_AdminView):
 
     @_operation
     def set_principal(
-        self, name: str, groups: list[str] | None = None, disabled: bool | None = None
-    ) -> Any:
-        """Make a principal, or change its groups, or disable it; what it is now, with `groups` and `disabled`. InvalidArgument."""
+        self, name: str, groups: list[str] | None = None, disabled: bool | None = None,
+        credentials: list[str] | None = None, roles: list[str] | None = None, scope: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Make a principal, or change its groups, or disable it, with credentials and with roles within a scope (by default
+        the cluster), all of that or nothing; what it is now, with `groups` and `disabled`. NotFound for a role,
+        FailedPrecondition if a credential proves another one, InvalidArgument."""
 
     @_operation
     def set_credential(
@@ -351,7 +354,8 @@ class AdminClient(_AdminView):
         label: str | None = None,
     ) -> Any:  # fmt: skip
         """Let a credential (`curve:` and a public key, `uid:` and the number of a local user, `mtls:` and the SHA-256 of a
-        certificate or its subject) prove that a client is this principal. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
+        certificate or its subject) prove that a client is this principal; what is None stays as it is. What it is now, with
+        `expires_ns` and `label`. NotFound, FailedPrecondition if it proves another one, InvalidArgument."""
 
     @_operation
     def add_api_key(
@@ -400,7 +404,7 @@ class AdminClient(_AdminView):
 
     @_operation
     def check_permission(self, principal: str, permission: str, resource: str) -> dict[str, Any]:
-        """Return {"allowed"}: whether a principal may do that. InvalidArgument."""
+        """Return {"allowed", "registered"}: whether a principal may do that, and has a record. InvalidArgument."""
 
     @_operation
     def describe_server_key(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from danube_fast.demo.analysis import Analysis
-from danube_fast.demo.check import Kill, Subscription
+from danube_fast.demo.check import Kill
 from danube_fast.demo.history import History
 from danube_fast.demo.scenario import Outcome
 
@@ -80,7 +80,8 @@ def _subscriptions(outcome: Outcome) -> Table:
         row(name, [f"{n:,}" for n in values], [must_be_0 and n > 0 for n in values])
 
     counts("messages received", "received")
-    row("  by each consumer", [_shares(each) for each in outcome.subscriptions])
+    shares = [each.received_by_consumer for each in outcome.subscriptions]
+    row("  by each consumer", [" + ".join(f"{n:,}" for n in each) for each in shares])
     counts("duplicates (redelivered)", "redelivered")
     counts("different messages", "distinct")
     counts("lost", "lost", must_be_0=True)
@@ -96,10 +97,6 @@ def _subscriptions(outcome: Outcome) -> Table:
         row("  p50 but for the kill", [f"{x.p50_ms:,.1f} ms" for x in calm])
         row("  p99 but for the kill", [f"{x.p99_ms:,.1f} ms" for x in calm])
     return table
-
-
-def _shares(subscription: Subscription) -> str:
-    return " + ".join(f"{n:,}" for n in subscription.received_by_consumer)
 
 
 def _kill_text(kill: Kill | None, outcome: Outcome) -> str:

@@ -15,6 +15,7 @@ Faults are negative numbers, because a kernel does not raise.
 from __future__ import annotations
 
 import enum
+from typing import Self
 
 from danube_fast.frame.crc import crc32c_extend
 from danube_fast.frame.kernel import kernel
@@ -53,6 +54,7 @@ from danube_fast.frame.layout import (
 from danube_fast.frame.memory import load_i32, load_i64, load_u8, load_u16, load_u32
 
 __all__ = [
+    "Code",
     "Fault",
     "body_crc",
     "check_body",
@@ -63,57 +65,44 @@ __all__ = [
 ]
 
 
-class Fault(enum.IntEnum):
+class Code(enum.IntEnum):
+    """A number that a kernel returns, and what it says."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str = "") -> Self:
+        """Make a member of its number and text."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.text = text
+        return member
+
+
+class Fault(Code):
     """Why bytes are not a frame or not a bundle. Negative, so that kernels can return them."""
 
-    TRUNCATED = -1
-    MAGIC = -2
-    VERSION = -3
-    CODEC = -4
-    FLAGS = -5
-    FRAME_BYTES = -6
-    MESSAGE_COUNT = -7
-    RAW_BODY_BYTES = -8
-    BODY_PADDING = -9
-    RESERVED = -10
-    SEQUENCE = -11
-    BODY_CRC = -12
-    DIRECTORY = -13
-    BUFFER_BYTES = -14
-    OFFSETS = -15
-    NULLS = -16
-    COLUMNS = -17
-    DELTAS = -18
-    BUNDLE_MAGIC = -30
-    BUNDLE_FRAME_COUNT = -31
-    BUNDLE_FRAME_BYTES = -32
-    BUNDLE_SUM = -33
-
-
-_TEXTS = {
-    Fault.TRUNCATED: "fewer bytes are there than the frame needs",
-    Fault.MAGIC: "the bytes do not begin with the frame magic",
-    Fault.VERSION: "the frame has a format version that this program does not read; upgrade it",
-    Fault.CODEC: "the frame names a compression that this program does not know",
-    Fault.FLAGS: "the frame sets flags that are not allowed here",
-    Fault.FRAME_BYTES: "frame_bytes is not a multiple of 8 of at least 128",
-    Fault.MESSAGE_COUNT: "message_count does not fit the frame",
-    Fault.RAW_BODY_BYTES: "raw_body_bytes does not fit the frame or is over the limit",
-    Fault.BODY_PADDING: "body_padding is out of range",
-    Fault.RESERVED: "reserved bytes of the client half are not zero",
-    Fault.SEQUENCE: "base_sequence is over 2**62 - 1",
-    Fault.BODY_CRC: "body_crc32c is wrong: the frame was damaged on its way",
-    Fault.DIRECTORY: "the buffer directory is not ascending or does not fill the body exactly",
-    Fault.BUFFER_BYTES: "a buffer has a size that does not fit message_count",
-    Fault.OFFSETS: "an offsets buffer does not start at 0, falls, or does not end at its data",
-    Fault.NULLS: "a null has a length other than 0",
-    Fault.COLUMNS: "a buffer is missing, or stands where it may not",
-    Fault.DELTAS: "offset deltas are not ascending or not below offset_span",
-    Fault.BUNDLE_MAGIC: "the bytes do not begin with the bundle magic",
-    Fault.BUNDLE_FRAME_COUNT: "the bundle's directory is empty or longer than the bundle",
-    Fault.BUNDLE_FRAME_BYTES: "a frame of the bundle is not a multiple of 8 of at least 128 bytes",
-    Fault.BUNDLE_SUM: "the frames do not fill the bundle exactly",
-}
+    TRUNCATED = -1, "fewer bytes are there than the frame needs"
+    MAGIC = -2, "the bytes do not begin with the frame magic"
+    VERSION = -3, "the frame has a format version that this program does not read; upgrade it"
+    CODEC = -4, "the frame names a compression that this program does not know"
+    FLAGS = -5, "the frame sets flags that are not allowed here"
+    FRAME_BYTES = -6, "frame_bytes is not a multiple of 8 of at least 128"
+    MESSAGE_COUNT = -7, "message_count does not fit the frame"
+    RAW_BODY_BYTES = -8, "raw_body_bytes does not fit the frame or is over the limit"
+    BODY_PADDING = -9, "body_padding is out of range"
+    RESERVED = -10, "reserved bytes of the client half are not zero"
+    SEQUENCE = -11, "base_sequence is over 2**62 - 1"
+    BODY_CRC = -12, "body_crc32c is wrong: the frame was damaged on its way"
+    DIRECTORY = -13, "the buffer directory is not ascending or does not fill the body exactly"
+    BUFFER_BYTES = -14, "a buffer has a size that does not fit message_count"
+    OFFSETS = -15, "an offsets buffer does not start at 0, falls, or does not end at its data"
+    NULLS = -16, "a null has a length other than 0"
+    COLUMNS = -17, "a buffer is missing, or stands where it may not"
+    DELTAS = -18, "offset deltas are not ascending or not below offset_span"
+    BUNDLE_MAGIC = -30, "the bytes do not begin with the bundle magic"
+    BUNDLE_FRAME_COUNT = -31, "the bundle's directory is empty or longer than the bundle"
+    BUNDLE_FRAME_BYTES = -32, "a frame of the bundle is not a multiple of 8 of at least 128 bytes"
+    BUNDLE_SUM = -33, "the frames do not fill the bundle exactly"
 
 
 def describe_fault(code: int) -> str:
@@ -122,7 +111,7 @@ def describe_fault(code: int) -> str:
         fault = Fault(code)
     except ValueError:
         return f"unknown fault {code}"
-    return f"{fault.name}: {_TEXTS[fault]}"
+    return f"{fault.name}: {fault.text}"
 
 
 # Plain ints for the kernels.

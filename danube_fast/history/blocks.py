@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from danube_fast.errors import DataLoss
-from danube_fast.frame.check import body_crc, check_header_crc
+from danube_fast.frame.check import Code, body_crc, check_header_crc
 from danube_fast.frame.crc import crc32c_extend
 from danube_fast.frame.kernel import address_of, direct, kernel
 from danube_fast.frame.layout import FRAME_ALIGNMENT, FRAME_MAGIC, FRAME_VERSION, HEADER_BYTES, At
@@ -27,29 +27,17 @@ from danube_fast.history.layout import BLOCK_BYTES, BLOCK_DTYPE, Blocks
 __all__ = ["BlockTable", "HistoryFault"]
 
 
-class HistoryFault(enum.IntEnum):
+class HistoryFault(Code):
     """Why bytes are not frames of a partition in the order of their offsets."""
 
-    TRUNCATED = -1
-    MAGIC = -2
-    HEADER_CRC = -3
-    VERSION = -4
-    LENGTH = -5
-    PARTITION = -6
-    ORDER = -7
-    BODY_CRC = -8
-
-
-_TEXTS = {
-    HistoryFault.TRUNCATED: "the bytes end inside a frame",
-    HistoryFault.MAGIC: "there is no frame",
-    HistoryFault.HEADER_CRC: "the crc of the frame's header is wrong",
-    HistoryFault.VERSION: "the frame's format version is newer than this program",
-    HistoryFault.LENGTH: "the frame's length is impossible",
-    HistoryFault.PARTITION: "the frame is of another partition",
-    HistoryFault.ORDER: "the frame's offsets do not follow those before",
-    HistoryFault.BODY_CRC: "the crc of the frame's body is wrong",
-}
+    TRUNCATED = -1, "the bytes end inside a frame"
+    MAGIC = -2, "there is no frame"
+    HEADER_CRC = -3, "the crc of the frame's header is wrong"
+    VERSION = -4, "the frame's format version is newer than this program"
+    LENGTH = -5, "the frame's length is impossible"
+    PARTITION = -6, "the frame is of another partition"
+    ORDER = -7, "the frame's offsets do not follow those before"
+    BODY_CRC = -8, "the crc of the frame's body is wrong"
 
 
 class BlockWord(enum.IntEnum):
@@ -253,7 +241,7 @@ class BlockTable:
             if code < 0:
                 self._state[:] = before
                 self.rows[-1:] = last
-                raise DataLoss(f"{where}, {at} bytes on: {_TEXTS[HistoryFault(code)]}")
+                raise DataLoss(f"{where}, {at} bytes on: {HistoryFault(code).text}")
             if code:
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
 

@@ -159,7 +159,9 @@ def know(records: Mapping[int, Record]) -> Knowledge:
         sections = [each for each in sections if each.key not in gone]
         for added in sorted(record.added, key=lambda section: section.base_offset):
             named.append((added.base_offset, added.end_offset))
-            sections = [each for each in sections if not _overlap(each, added)] + [added]
+            start, end = added.base_offset, added.end_offset
+            kept = [x for x in sections if x.base_offset >= end or x.end_offset <= start]
+            sections = [*kept, added]
         manifest.apply(record)
         last = record
     is_whole = not counted or counted[0].is_snapshot
@@ -185,7 +187,3 @@ def _in_order(records: Mapping[int, Record]) -> list[Record]:
             break
         left = {number: left[number] for number in left if number < chain[0].previous}
     return found
-
-
-def _overlap(one: Section, other: Section) -> bool:
-    return one.base_offset < other.end_offset and other.base_offset < one.end_offset

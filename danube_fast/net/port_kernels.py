@@ -100,10 +100,18 @@ call_int: Callable[[int, int, int, int, int], int] = _make_call("call_int", 32)
 call_word: Callable[[int, int, int, int, int], int] = _make_call("call_word", 64)
 
 
-@kernel("int64(int64)")
-def _fault(table: int) -> int:
-    """Minus the errno of the call that has just failed."""
-    return -call_int(load_i64(table + _ERRNO), 0, 0, 0, 0)
+@kernel("int64(int64,int64,int64,int64,int64,int64)")
+def _call(table: int, name: int, a: int, b: int, c: int, d: int) -> int:
+    """Call a function, again where a signal has interrupted it: what it returns, or minus its errno."""
+    fault = 0
+    for _ in range(_TRIES):
+        result = call_int(load_i64(table + name), a, b, c, d)
+        if result >= 0:
+            return result
+        fault = -call_int(load_i64(table + _ERRNO), 0, 0, 0, 0)
+        if fault != -_EINTR:
+            break
+    return fault
 
 
 @kernel("int64(int64,int64)")
@@ -125,13 +133,9 @@ def receive_into(table: int, socket: int, message: int, capacity: int) -> int:
     """Receive one part behind the zmq_msg_t at `message`: its size and, above that, whether more
     follows; or minus an errno. A part larger than `capacity` stays in `message` for `take_content`."""
     call_int(load_i64(table + _INIT), message, 0, 0, 0)
-    size = -1
-    for _ in range(_TRIES):
-        size = call_int(load_i64(table + _RECV), message, socket, _NOBLOCK, 0)
-        if size >= 0 or _fault(table) != -_EINTR:
-            break
+    size = _call(table, _RECV, message, socket, _NOBLOCK, 0)
     if size < 0:
-        return _fault(table)
+        return size
     more = call_int(load_i64(table + _MORE), message, 0, 0, 0)
     if size <= capacity:
         take_content(table, message, message + MESSAGE_BYTES, size)
@@ -141,12 +145,7 @@ def receive_into(table: int, socket: int, message: int, capacity: int) -> int:
 @kernel("int64(int64,int64,int64,int64,int64)")
 def send_copy(table: int, socket: int, data: int, size: int, flags: int) -> int:
     """Send a copy of a part; minus an errno if that failed."""
-    sent = -1
-    for _ in range(_TRIES):
-        sent = call_int(load_i64(table + _SEND), socket, data, size, flags)
-        if sent >= 0 or _fault(table) != -_EINTR:
-            break
-    return sent if sent >= 0 else _fault(table)
+    return _call(table, _SEND, socket, data, size, flags)
 
 
 @kernel("int64(int64,int64,int64)")
@@ -166,12 +165,7 @@ def close_message(table: int, message: int) -> int:
 @kernel("int64(int64,int64,int64,int64)")
 def send_message(table: int, socket: int, message: int, flags: int) -> int:
     """Send a zmq_msg_t, which is empty then; minus an errno if that failed."""
-    sent = -1
-    for _ in range(_TRIES):
-        sent = call_int(load_i64(table + _MSG_SEND), message, socket, flags, 0)
-        if sent >= 0 or _fault(table) != -_EINTR:
-            break
-    return sent if sent >= 0 else _fault(table)
+    return _call(table, _MSG_SEND, message, socket, flags, 0)
 
 
 @kernel("int64(int64,int64,int64)")
@@ -179,9 +173,5 @@ def get_events(table: int, socket: int, place: int) -> int:
     """ZMQ_EVENTS, or minus an errno. `place` has room for two words."""
     store_u64(place, 0)
     store_u64(place + 8, 4)
-    for _ in range(_TRIES):
-        if call_int(load_i64(table + _GETSOCKOPT), socket, _EVENTS, place, place + 8) >= 0:
-            return load_i64(place)
-        if _fault(table) != -_EINTR:
-            break
-    return _fault(table)
+    found = _call(table, _GETSOCKOPT, socket, _EVENTS, place, place + 8)
+    return load_i64(place) if found >= 0 else found

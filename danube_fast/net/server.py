@@ -207,9 +207,8 @@ class Server:
         if listener is None:
             raise Internal("a key is given to a socket that does not listen; this is a bug")
         try:
-            duplicate = (
-                listener.duplicate()
-            )  # first: without a descriptor the key before stays in use
+            # first: without a descriptor the key before stays in use
+            duplicate = listener.duplicate()
             if self._tcp_endpoint:
                 endpoint, self._tcp_endpoint = self._tcp_endpoint, ""
                 self.socket.unbind(endpoint)

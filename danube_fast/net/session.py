@@ -28,7 +28,7 @@ class Session:
     """One client connection as the broker sees it."""
 
     __slots__ = (
-        "address", "client_name", "closed", "consumers", "flows", "has_rings", "identity", "last_seen_ns", "number",
+        "address", "client_name", "closed", "consumers", "flows", "identity", "last_seen_ns", "number",
         "outbox", "principal", "proof", "token",
     )  # fmt: skip
 
@@ -38,8 +38,6 @@ class Session:
         self.number = number
         self.token = token
         self.identity = identity
-        self.has_rings = identity[:1] != ROUTED
-        """Its client came through shared memory."""
         self.client_name = client_name
         self.principal = principal
         self.proof = ""

@@ -119,6 +119,7 @@ class Counter(enum.IntEnum):
         "threads",
         "that an authorizer or authenticator has not answered in time",
     )
+    FIRST_KEYS = 36, CounterKind.LEVEL, "keys", "of a first administrator that wait for their use"
 
 
 HISTOGRAM_BUCKETS = 27

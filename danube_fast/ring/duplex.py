@@ -44,7 +44,6 @@ from danube_fast.ring.duplex_kernel import (
     IN,
     OUT,
     ROW_WORDS,
-    SESSION,
     SIGNAL,
     WAITS,
 )
@@ -91,9 +90,9 @@ class Duplex:
         "_record_bytes_max",
         "_socket",
         "_whole",
-        "_words",
         "row",
         "slices",
+        "words",
     )  # fmt: skip
 
     def __init__(
@@ -112,33 +111,24 @@ class Duplex:
         self._in, self._out = rings if serves else rings[::-1]
         self._socket = sock
         self._memory = np.zeros(ROW_WORDS, np.int64)
-        self._words = self._memory.data
+        self.words = self._memory.data
+        """Its words: that of SESSION is the owner's, the number of the client's session, 0: none."""
         self.row: int = self._memory.ctypes.data
         """Address of its words, for kernels (`duplex_kernel.py`); it must outlive their use."""
-        self._words[IN], self._words[OUT] = self._in.address, self._out.address
-        self._words[CAPACITY], self._words[SIGNAL] = capacity_bytes, 1
-        self._words[BELL_OUT], self._words[BELL_IN] = bells
+        self.words[IN], self.words[OUT] = self._in.address, self._out.address
+        self.words[CAPACITY], self.words[SIGNAL] = capacity_bytes, 1
+        self.words[BELL_OUT], self.words[BELL_IN] = bells
         self._record_bytes_max = self._out.record_bytes_max
         self._message_bytes_max = message_bytes_max
         self._whole = bytearray()
         """Slices of a large message that is coming in."""
         self.slices: list[tuple[bytes, memoryview]] = []
         """Parts of a large message that wait for room: nothing else may go before them."""
-        """Slices of one that is going out."""
-
-    @property
-    def session(self) -> int:
-        """Number of the client's session, for kernels; 0: none."""
-        return self._words[SESSION]
-
-    @session.setter
-    def session(self, number: int) -> None:
-        self._words[SESSION] = number
 
     def fileno(self) -> int:
         """The bell to sleep on, behind `arm`. Of the side that serves it is an eventfd, which shows each signal as an
         edge; the client's pipe is readable when there are signals, or the worker has ended."""
-        return self._words[BELL_IN]
+        return self.words[BELL_IN]
 
     @property
     def end_fileno(self) -> int:
@@ -147,8 +137,8 @@ class Duplex:
 
     def close(self) -> None:
         """End it. The memory goes with the last reference."""
-        bells = self._words[BELL_OUT], self._words[BELL_IN]
-        self._words[BELL_OUT] = self._words[BELL_IN] = -1
+        bells = self.words[BELL_OUT], self.words[BELL_IN]
+        self.words[BELL_OUT] = self.words[BELL_IN] = -1
         for bell in bells:
             if bell >= 0:
                 os.close(bell)
@@ -186,7 +176,7 @@ class Duplex:
 
     def wait_no_more(self) -> None:
         """Say that nothing waits for room, since the last complaint was made."""
-        self._words[WAITS] = 0
+        self.words[WAITS] = 0
 
     def _flush(self) -> int:
         done = 0

@@ -25,7 +25,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +206,8 @@ class RingServer:
         self._message_bytes_max = message_bytes_max
         self._number = 0
         self._links: dict[bytes, Duplex] = {}
-        self._process_ids: dict[bytes, int] = {}
-        self._users: dict[bytes, int] = {}
+        self._owners: dict[bytes, tuple[int, int]] = {}
+        """User and process of each client."""
         self._by_bell: dict[int, bytes] = {}
         self._by_end: dict[int, bytes] = {}
         self._by_side: dict[int, bytes] = {}
@@ -279,25 +279,29 @@ class RingServer:
         self.sides = int(sides.ctypes.data), count
         """Address of the table of `Duplex.row` by bell, 0 for every other descriptor; how many rows it has."""
 
-    def left(self, side: int, *, is_armed: bool) -> bytes | None:
-        """Find the client whose `Duplex.row` that is, None if no link has it; and note how its ring was left: empty and
-        armed, so that it rests (one that has ended is left to `receive`), or with something in it."""
-        identity = self._by_side.get(side)
-        if identity is None:
-            return None
-        if not is_armed:
-            self._awake.setdefault(identity)
-        elif identity not in self._ended:
-            self._awake.pop(identity, None)
-        return identity
+    def left(self, sides: Iterable[tuple[int, bool]]) -> list[bytes | None]:
+        """Note how rings, each named by its `Duplex.row`, were left: True, empty and armed, so that the link rests (one
+        that has ended is left to `receive`); or with something in it. Their clients; None: no link has that row."""
+        by_side, awake, clients = self._by_side, self._awake, list[bytes | None]()
+        for side, is_armed in sides:
+            identity = by_side.get(side)
+            clients.append(identity)
+            if identity is None:
+                continue
+            if not is_armed:
+                awake.setdefault(identity)
+            elif identity not in self._ended:
+                awake.pop(identity, None)
+        return clients
 
-    def took(self, identity: bytes) -> None:
-        """Note that the caller has taken a message of a link, which is the last in turn now."""
-        if identity in self._awake:
-            del self._awake[identity]
-            self._awake[identity] = None
-        if self._silent:
-            self._silent.pop(identity, None)
+    def took(self, identities: Iterable[bytes]) -> None:
+        """Note that the caller has taken messages of these links, which are the last in turn now."""
+        for identity in identities:
+            if identity in self._awake:
+                del self._awake[identity]
+                self._awake[identity] = None
+            if self._silent:
+                self._silent.pop(identity, None)
 
     def link(self, identity: bytes) -> Duplex | None:
         """Find the rings of a client."""
@@ -316,7 +320,7 @@ class RingServer:
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
             else:
-                for sock in self._listener.accept_all(_refuse_without_descriptor):
+                for sock in self._listener.accept_all(_refuse):
                     self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
@@ -348,7 +352,7 @@ class RingServer:
         identity = _IDENTITY.pack(_IDENTITY_KIND, self._number)
         bell, end = link.fileno(), link.end_fileno
         self._links[identity] = link
-        self._process_ids[identity], self._users[identity] = process_id, user
+        self._owners[identity] = user, process_id
         self._by_bell[bell] = self._by_end[end] = identity
         self._by_side[link.row] = identity
         if bell >= len(self._sides):
@@ -362,11 +366,12 @@ class RingServer:
 
     def user_of(self, identity: bytes) -> int:
         """The local user of a client, as the kernel knows it."""
-        return self._users[identity]
+        return self._owners[identity][0]
 
     def address_of(self, identity: bytes) -> str:
         """User and process of a client, as the kernel knows them."""
-        return f"uid:{self._users[identity]} pid:{self._process_ids[identity]}"
+        user, process_id = self._owners[identity]
+        return f"uid:{user} pid:{process_id}"
 
     def end(self, identity: bytes) -> None:
         """Close a link, if there is one of that identity: its client sees the end of the worker."""
@@ -417,8 +422,8 @@ class RingServer:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
-        del self._users[identity]
-        self.gone.append((identity, _is_alive(self._process_ids.pop(identity))))
+        _, process_id = self._owners.pop(identity)
+        self.gone.append((identity, _is_alive(process_id)))
 
     def close(self) -> None:
         """End all links."""
@@ -486,14 +491,10 @@ def _is_alive(process_id: int) -> bool:
         return False
 
 
-def _refuse(sock: socket.socket, text: str) -> None:
+def _refuse(sock: socket.socket, text: str = _NO_DESCRIPTORS_TEXT) -> None:
     data = text.encode()[:_TEXT_BYTES_MAX]
     with sock, contextlib.suppress(OSError):
         sock.send(
             _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
             socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
         )
-
-
-def _refuse_without_descriptor(sock: socket.socket) -> None:
-    _refuse(sock, _NO_DESCRIPTORS_TEXT)

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from danube_fast.errors import DataLoss, FailedPrecondition, InvalidArgument
 from danube_fast.frame.cpython import AT_ITEM_COUNT, BYTES_TYPE, OBJECTS_READABLE, word_at
 from danube_fast.ring import layout, spsc_kernel
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ["SpscRing"]
-
-SCAN_RECORDS_MAX = 512
-"""Records that one kernel call of `pop_all` looks up; more take several calls."""
 
 _push_tuple = spsc_kernel.push_tuple
 _front = spsc_kernel.front
@@ -76,8 +71,6 @@ class SpscRing:
     __slots__ = (
         "_base",
         "_capacity",
-        "_found",
-        "_found_address",
         "_position",
         "_reserved",
         "_shown",
@@ -109,8 +102,6 @@ class SpscRing:
                 f"ring capacity {self._capacity} does not fit its {len(self._view)} bytes of "
                 "memory; create the ring again"
             )
-        self._found = np.zeros(SCAN_RECORDS_MAX + 1, dtype=np.int64)
-        self._found_address = int(self._found.ctypes.data)
         self._position = EMPTY
         self._reserved = 0
         self._shown = EMPTY
@@ -229,33 +220,15 @@ class SpscRing:
         _release(base, capacity, found)
         return record
 
-    def pop_all(self, limit: int = SCAN_RECORDS_MAX) -> list[bytes]:
-        """Take up to `limit` records, oldest first. They are given back together."""
-        records: list[bytes] = []
-        view = self._view
-        while len(records) < limit:
-            wanted = min(limit - len(records), SCAN_RECORDS_MAX)
-            count = spsc_kernel.scan(self._base, self._capacity, self._found_address, wanted)
-            if count < 0 and records:
-                break
-            self._checked(count)
-            head, *found = self._found[: count + 1].tolist()
-            for packed in found:
-                start = (packed >> _PLACE_SHIFT) + _AT_PAYLOAD
-                records.append(view[start : start + (packed & _LENGTH_MASK)].tobytes())
-            spsc_kernel.release_to(self._base, head)
-            if count < wanted:
-                break
-        return records
-
     def peek(self) -> memoryview | None:
         """The oldest record where it lies, or None. It stays the oldest until `release`.
 
         The producer can still write to this memory: copy before trusting what it says.
         """
-        found = self._shown = self._checked_front()
+        found = self._shown = int(_front(self._base, self._capacity))
         if found == EMPTY:
             return None
+        self._checked(found)
         start = (found >> _PLACE_SHIFT) + _AT_PAYLOAD
         return self._view[start : start + (found & _LENGTH_MASK)]
 
@@ -265,10 +238,6 @@ class SpscRing:
         if found < 0:
             raise FailedPrecondition("nothing to release; call peek() first")
         _release(self._base, self._capacity, found)
-
-    def _checked_front(self) -> int:
-        found = int(_front(self._base, self._capacity))
-        return found if found == EMPTY else self._checked(found)
 
     def _checked(self, code: int, byte_count: int = 0) -> int:
         """`code` if it is none of the kernels' complaints, else the error for it."""

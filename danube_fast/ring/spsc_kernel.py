@@ -38,9 +38,7 @@ __all__ = [
     "push_tuple",
     "readable",
     "release",
-    "release_to",
     "reserve",
-    "scan",
     "seal_version",
     "used",
     "version",
@@ -80,7 +78,7 @@ def _reserve(base: int, capacity: int, tail: int, need: int) -> int:
     end = tail + pad + need
     used = end - load_relaxed(base + AT_CACHED_HEAD)
     if used > capacity or used < need:
-        # Pairs with store_release in _release and _release_to: all before this head is done with.
+        # Pairs with store_release in _release: all before this head is done with.
         head = load_acquire(base + AT_HEAD)
         if head < 0 or tail < head or tail - head > capacity:
             return DAMAGED
@@ -116,7 +114,7 @@ def _publish(base: int, capacity: int, position: int, length: int) -> int:
     header = length | (RECORD_DATA << RECORD_KIND_SHIFT)
     store_u64(base + RING_HEADER_BYTES + (position & (capacity - 1)), header)
     tail = position + _record_bytes(length)
-    # Pairs with load_acquire in _front and _scan: payload and header come before the tail.
+    # Pairs with load_acquire in _front: payload and header come before the tail.
     store_release(base + AT_TAIL, tail)
     return tail
 
@@ -200,38 +198,6 @@ def _release(base: int, capacity: int, found: int) -> int:
     return head
 
 
-@kernel("int64(int64,int64,int64,int64)")
-def _scan(base: int, capacity: int, found_address: int, found_max: int) -> int:
-    """Look up to `found_max` records up without moving the head.
-
-    Writes the head behind them at `found_address`, then one place << 32 | length each. Returns
-    their count; DAMAGED only when the very first cannot be read.
-    """
-    head = load_relaxed(base + AT_HEAD)
-    tail = load_acquire(base + AT_TAIL)
-    store_relaxed(base + AT_CACHED_TAIL, tail)
-    count = 0
-    while count < found_max:
-        found = _look(base, capacity, head, tail)
-        if found < 0:
-            if found == DAMAGED and count == 0:
-                return DAMAGED
-            break
-        count += 1
-        store_u64(found_address + count * WORD_BYTES, found)
-        place = found >> RECORD_KIND_SHIFT
-        head = _behind(capacity, head, place, found & RECORD_LENGTH_MASK)
-    store_u64(found_address, head)
-    return count
-
-
-@kernel("int64(int64,int64)")
-def _release_to(base: int, head: int) -> int:
-    """Give everything before `head` back to the producer. Pairs with load_acquire in _reserve."""
-    store_release(base + AT_HEAD, head)
-    return head
-
-
 @kernel("int64(int64)")
 def _readable(base: int) -> int:
     """1 if the consumer has something to pop."""
@@ -263,8 +229,6 @@ publish = direct(_publish)
 push_tuple = direct(_push_tuple)
 front = direct(_front)
 release = direct(_release)
-scan = direct(_scan)
-release_to = direct(_release_to)
 readable = direct(_readable)
 used = direct(_used)
 version = direct(_version)

@@ -115,7 +115,8 @@ def _remedy_of(path: Path) -> str:
     if path.name == "bootstrap-admin.key":
         return (
             "it is good for one connection and then gone, so use the key of the administrator that you have made; if "
-            f"there is none, stop the broker and run: {recover}"
+            "there is none, restart the broker, which makes a new one; if that key is lost, stop the broker and run: "
+            f"{recover}"
         )
     return _REMEDY
 

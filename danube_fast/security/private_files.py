@@ -115,7 +115,7 @@ def _read(path: Path, kind: PrivateFile) -> bytes:
 def _check_owner(path: Path, kind: PrivateFile, found: os.stat_result) -> None:
     """Raise FailedPrecondition, InvalidArgument for what is no file, or not its owner's."""
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidArgument(f"{path} is not a file; name a {kind.noun}")
+        raise InvalidArgument(f"{path} is not a file, and should be a {kind.noun}; {kind.remedy}")
     if found.st_uid not in (os.geteuid(), 0):
         raise FailedPrecondition(
             f"the {kind.noun} {path} belongs to user {found.st_uid}, who can change it: chown it to the user of this "

@@ -7,6 +7,7 @@ Each has a key of its own in the store (`role/NAME`, `binding/ID`, `principal/NA
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "Revocation",
     "Role",
     "SignOn",
+    "binding_name",
     "check_key",
     "check_record",
     "is_name",
@@ -214,6 +216,11 @@ def key_of(record: Record) -> str:
         case Revocation():
             return f"revocation/{record.holder}"
     raise _not_a_record(record)
+
+
+def binding_name(subject: str, role: str, scope: str) -> str:
+    """A name for a binding that is given none: the same one makes the same binding."""
+    return hashlib.sha256(f"{subject} {role} {scope}".encode()).hexdigest()[:16]
 
 
 def check_key(key: str) -> None:

@@ -63,7 +63,7 @@ class Scope(NamedTuple):
     @property
     def is_namespace_literal(self) -> bool:
         """Whether the scope names one namespace."""
-        return not _is_wild(self.namespace)
+        return "*" not in self.namespace and "?" not in self.namespace
 
 
 def parse_scope(text: str) -> Scope:
@@ -132,10 +132,6 @@ class Glob:
                 return False
             start = found + len(piece)
         return True
-
-
-def _is_wild(text: str) -> bool:
-    return "*" in text or "?" in text
 
 
 def _is_name_glob(text: str) -> bool:

@@ -24,6 +24,7 @@ from danube_fast.durable import replace_file, sync_directory
 from danube_fast.errors import FailedPrecondition, Unavailable
 from danube_fast.security.curve import (
     KeyPair,
+    is_public_key,
     load_or_make,
     new_key_pair,
     read_key_file,
@@ -111,10 +112,25 @@ class ServerKeys:
                 f"make a new key with: danube-fast security recover --data-dir {self._folder} --new-server-key --yes"
             )
         load_or_make(self._active)
+        self.check_known()
         for path in self._folder.glob(f".{SERVER_KEY}*.*"):
             self._remove(path)  # a key file that a crash has left half made
         self._clear()
         return self._told()
+
+    def check_known(self) -> None:
+        """Raise FailedPrecondition if the pair in use is none of those that were shown to clients: the file was replaced."""
+        path = self._folder / PUBLIC_KEYS
+        try:
+            shown = path.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return  # it is written anew
+        known = [line for line in shown if is_public_key(line)]
+        if known and self.active().public not in known:
+            raise FailedPrecondition(
+                f"{self._active} is not the key that clients know, which {path} shows: put that back from a backup; or, if "
+                f"clients are to pin this one, remove {path} and start again"
+            )
 
     def active(self) -> KeyPair:
         """Read the pair in use. Raises FailedPrecondition, InvalidArgument."""
@@ -182,15 +198,16 @@ class ServerKeys:
         return self._told()
 
     def retire(self) -> Rotation:
-        """Remove the pair that was in use before; if there is none, nothing. Raises FailedPrecondition."""
+        """Remove the pair that was in use before. Raises FailedPrecondition."""
         rotation = self._read()
+        if rotation.stage is Stage.ONE_KEY:
+            raise FailedPrecondition("there is one key: none is to be retired")
         if rotation.stage is Stage.PREPARED:
             raise FailedPrecondition(
                 f"the key {rotation.other} was prepared and is not in use: activate it first, or give it up with: "
                 "danube-fast security server-key revert"
             )
-        if rotation.stage is Stage.ACTIVATED:
-            self._remove(self._previous)
+        self._remove(self._previous)
         return self._told()
 
     def replace(self) -> Rotation:
@@ -200,6 +217,7 @@ class ServerKeys:
         # the others first: a crash must not leave a pair that is to come beside the new one
         self._remove(self._next)
         self._remove(self._previous)
+        self._remove(self._folder / PUBLIC_KEYS)
         os.replace(beside, self._active)
         sync_directory(self._folder)
         return self._told()

@@ -256,9 +256,8 @@ class WorkerTap(Tap):
             elif isinstance(command, p.Deliver):
                 self._not_sent(session, command, parts)
             else:
-                self._answered(
-                    identity, command, parts
-                )  # it was done, though no client hears of it
+                # it was done, though no client hears of it
+                self._answered(identity, command, parts)
             return
         session.is_lagging = True
         for sub, _ in session.consumers.values():

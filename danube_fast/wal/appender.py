@@ -55,6 +55,7 @@ _BARRIER_WAIT_SECONDS = 0.5
 _ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
 _POSITION = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
+_FDATASYNC, _DIRECT = Way.FDATASYNC, Way.DIRECT
 
 
 class Lent(NamedTuple):
@@ -254,22 +255,18 @@ class Appender:
         # one turn of kernels queues far fewer syncs than there is room for behind these
         if self.is_put_off or sync.backlog >= BACKLOG_MAX or sync.fault is not None:
             return None
-        delta = newest.file_offset(self.written_position) - self.written_position
+        position, way, durable = self.written_position, self._durable_writes, (0, -1, 0)
+        delta = newest.file_offset(position) - position
         try:
-            lent = Lent(newest.open(), delta, newest.end_position, *sync.queue, 0, -1, 0)
+            fd = newest.open()
             # the first group of a segment is synced with the header before it
-            if self.written_position == newest.first_position:
-                return lent
-            if self._durable_writes == Way.DSYNC:
-                durable = newest.fd, os.RWF_DSYNC
-            elif self._durable_writes == Way.DIRECT:
-                durable = newest.open_direct(), 0
-            else:
-                return lent
+            if position != newest.first_position and way != _FDATASYNC:
+                direct = way == _DIRECT
+                durable_fd, flags = (newest.open_direct(), 0) if direct else (fd, os.RWF_DSYNC)
+                durable = DURABLE_BYTES_MAX, durable_fd, flags
         except OSError:
             return None  # the next write of the loop says why
-        fd, flags = durable
-        return lent._replace(durable_bytes=DURABLE_BYTES_MAX, durable_fd=fd, durable_flags=flags)
+        return Lent(fd, delta, newest.end_position, *sync.queue, *durable)
 
     def take_back(
         self, end_position: int, queued_position: int, held: Held, *, is_torn: bool

@@ -70,7 +70,9 @@ class Log:
         self.log_id = log_id
         self._clock = clock
         self._lock = lock
-        self._ready = self._refusing = False
+        self._ready = False
+        self.refusing = False
+        """Three syncs failed within a minute: publishes are refused until the log is reopened."""
         self._marked_position = -1
         self._snapshot_rolls = self._spare_rolls = 0
         self._faults: collections.deque[int] = collections.deque(maxlen=_FAULTS_MAX)
@@ -235,7 +237,7 @@ class Log:
         """
         if not self._ready:
             raise FailedPrecondition("the log is not started; call begin_epoch() first")
-        if self._refusing and not control:
+        if self.refusing and not control:
             raise Unavailable(self.refusing_text)
         return self._appender.reserve(byte_count, control=control)
 
@@ -253,7 +255,7 @@ class Log:
 
     def lend(self) -> Lent | None:
         """See `Appender.lend`."""
-        return self._appender.lend() if self._ready and not self._refusing else None
+        return self._appender.lend() if self._ready and not self.refusing else None
 
     def take_back(self, end: int, queued_end: int, runs: Runs | None, held: Held, *, is_torn: bool) -> None:  # fmt: skip
         """See `Appender.take_back`; `runs` are those of the groups."""
@@ -311,14 +313,9 @@ class Log:
         return self.syncs.fault
 
     @property
-    def refusing(self) -> bool:
-        """Three syncs failed within a minute: publishes are refused until the log is reopened."""
-        return self._refusing
-
-    @property
     def refusing_text(self) -> str:
         """Why publishes are refused, and what to do; empty unless `refusing`."""
-        return f"log {self.directory} takes no publishes: {_REFUSING}" if self._refusing else ""
+        return f"log {self.directory} takes no publishes: {_REFUSING}" if self.refusing else ""
 
     def read_unsynced(self) -> bytearray:
         """All frames behind the last synced position that stand in the file."""
@@ -345,7 +342,7 @@ class Log:
         now = self._clock.monotonic_ns()
         self._faults.append(now)
         full = len(self._faults) == _FAULTS_MAX
-        self._refusing = self._refusing or (full and now - self._faults[0] <= _FAULT_WINDOW_NS)
+        self.refusing = self.refusing or (full and now - self._faults[0] <= _FAULT_WINDOW_NS)
         self._marked_position = -1
         return cut
 

@@ -12,9 +12,7 @@ group are never taken. State goes in and out through an int64 array, the `STATE_
 
 from __future__ import annotations
 
-import enum
-
-from danube_fast.frame.check import body_crc, check_header_crc
+from danube_fast.frame.check import Code, body_crc, check_header_crc
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import (
     FLAG_PAD,
@@ -54,43 +52,28 @@ from danube_fast.wal.layout import (
 __all__ = ["ScanCode", "check_run", "describe_scan", "find_evidence", "find_next", "scan_frames"]
 
 
-class ScanCode(enum.IntEnum):
+class ScanCode(Code):
     """How a scan ended. Negative: the bytes at the current position are not a frame of this log."""
 
     END = 0
     MORE = 1
     ROWS_FULL = 2
-    MAGIC = -1
-    HEADER_CRC = -2
-    VERSION = -3
-    LOG_ID = -4
-    POSITION = -5
-    EPOCH = -6
-    LENGTH = -7
-    BODY_CRC = -8
-    TRUNCATED = -9
-    PARTITION = -10
-    MISSING = -11
-
-
-_TEXTS = {
-    ScanCode.MAGIC: "there is no frame",
-    ScanCode.HEADER_CRC: "the crc of the frame's header is wrong",
-    ScanCode.VERSION: "the frame's format version is newer than this program",
-    ScanCode.LOG_ID: "the frame belongs to another log",
-    ScanCode.POSITION: "the frame was written for another position (left by a recycled segment)",
-    ScanCode.EPOCH: "the frame is of an earlier epoch (left by a torn group)",
-    ScanCode.LENGTH: "the frame's length does not fit the segment",
-    ScanCode.BODY_CRC: "the crc of the frame's body is wrong",
-    ScanCode.TRUNCATED: "the file ends inside the frame or in front of it",
-    ScanCode.PARTITION: "the frame is of another partition than the index says",
-    ScanCode.MISSING: "a segment is missing",
-}
+    MAGIC = -1, "there is no frame"
+    HEADER_CRC = -2, "the crc of the frame's header is wrong"
+    VERSION = -3, "the frame's format version is newer than this program"
+    LOG_ID = -4, "the frame belongs to another log"
+    POSITION = -5, "the frame was written for another position (left by a recycled segment)"
+    EPOCH = -6, "the frame is of an earlier epoch (left by a torn group)"
+    LENGTH = -7, "the frame's length does not fit the segment"
+    BODY_CRC = -8, "the crc of the frame's body is wrong"
+    TRUNCATED = -9, "the file ends inside the frame or in front of it"
+    PARTITION = -10, "the frame is of another partition than the index says"
+    MISSING = -11, "a segment is missing"
 
 
 def describe_scan(code: int) -> str:
     """One clause that says what is wrong at the position where a scan stopped."""
-    return _TEXTS.get(ScanCode(code), "nothing is wrong")
+    return ScanCode(code).text or "nothing is wrong"
 
 
 # Words of the state array.

@@ -160,7 +160,8 @@ PUBLIC = "a" * 40
     [
         ("users add zoe --public-key=", 2, "40 characters"),
         ("users add zoe --scope /a/*", 2, "--role"),
-        (f"users add zoe --public-key {PUBLIC} --public-key-of x.key", 2, "one of them"),
+        ("users add zoe --uid -4", 2, "number of a user"),
+        ("users add zoe --role viewer --scope /a/* --scope /b/*", 2, "give it once"),
         (f"users add zoe --public-key {PUBLIC}", 2, "of the broker"),
         ("users add zoe --role viewer --scope nowhere", 2, "nowhere"),
         ("roles add r nosuch", 2, "manage_cluster"),
@@ -171,7 +172,7 @@ PUBLIC = "a" * 40
         ("sign-ons end --user ann --issuer corp --yes", 2, "give one of"),
         ("sign-ons end --user ann", 2, "add --yes"),
     ],
-    ids=["no-key", "scope-alone", "two-keys", "server-key", "bad-scope", "bad-role-permission",
+    ids=["no-key", "scope-alone", "no-uid", "two-scopes", "server-key", "bad-scope", "bad-role-permission",
          "bad-permission", "no-file", "built-in", "no-sign-ons", "two-holders", "sign-ons-without-yes"],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_asked(
@@ -184,12 +185,25 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
     assert fake.asked == []
 
 
-def test_a_role_that_is_not_there_makes_no_user(run: Run, fake: FakeBroker) -> None:
-    fake.answers["list_security"] = [{"name": "auditor"}]
-    outcome = run("security", "users", "add", "zoe", "--role", "nope")
-    assert outcome.code == 3 and "security roles list" in outcome.err
-    assert [name for name, _ in fake.asked] == ["list_security"]
-    assert run("security", "users", "add", "zoe", "--role", "auditor").code == 0
+def test_a_user_with_keys_and_roles_is_one_change(run: Run, fake: FakeBroker) -> None:
+    """Or a refused one would leave a part behind."""
+    other = "b" * 40
+    line = f"users add zoe --role producer --role auditor --scope /a/* --public-key {other} --uid 7 --uid 8"
+    assert run("security", *line.split()).code == 0
+    given = {
+        "name": "zoe", "groups": None, "disabled": None, "roles": ["producer", "auditor"], "scope": "/a/*",
+        "credentials": [f"curve:{other}", "uid:7", "uid:8"],
+    }  # fmt: skip
+    assert fake.asked == [("set_principal", given)]
+
+
+def test_the_first_key_is_not_spent_on_a_role_that_may_be_mistyped(
+    run: Run, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DANUBE_KEY_FILE", "/srv/danube/bootstrap-admin.key")
+    outcome = run("security", "users", "add", "zoe", "--role", "nosuch")
+    assert outcome.code == 2 and "good for one connection" in outcome.err and fake.asked == []
+    assert run("security", "users", "add", "zoe", "--role", "admin").code == 0
 
 
 @pytest.mark.parametrize(

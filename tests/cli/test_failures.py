@@ -49,6 +49,23 @@ def test_usage_is_told_in_our_words_with_what_was_typed(
     assert not any(word in outcome.err for word in LIBRARY_WORDS)
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("refused; pass a token= that is good there", "refused; pass a DANUBE_TOKEN_FILE that is good there"),
+        ("give sign_on='https://HOST:PORT', too", "give DANUBE_SIGN_ON='https://HOST:PORT', too"),
+        ("key_file= and server_key=: one", "DANUBE_KEY_FILE and DANUBE_SERVER_KEY: one"),
+        ("its fingerprint, as tls=", "its fingerprint, as DANUBE_TLS"),
+        ("no value 'tls=x' and my_tls= stay", "no value 'tls=x' and my_tls= stay"),
+    ],
+)  # fmt: skip
+def test_the_way_in_has_the_names_of_commands(
+    run: Run, fake: FakeBroker, told: str, shown: str
+) -> None:
+    fake.answers["describe_topic"] = Unavailable(told)
+    assert run("topics", "describe", TOPIC).sentence() == f"danube-fast: {shown}"
+
+
 @pytest.mark.parametrize("form", [["-o", "json"], ["--output", "json"], ["--output=json"]])
 def test_a_failure_in_json_is_json(run: Run, fake: FakeBroker, form: list[str]) -> None:
     fake.answers["describe_topic"] = Unavailable("the broker is away; start it")

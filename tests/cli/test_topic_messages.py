@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
 import threading
+import tty
 from collections.abc import Iterator
 
 import pytest
 
+from danube_fast.children import module_command
 from tests.cli.conftest import Run
 from tests.crash.rig import Server
 from tests.workers.broker import ROOT
@@ -49,6 +52,70 @@ def test_peek_and_tail(run: Run) -> None:
         assert outcome.code == 2
     outcome = run("topics", "tail", "/default/missing", "--follow")
     assert outcome.code == 3
+
+
+EVIL_KEY, EVIL = (
+    b"k\x1b[32m\n0@9 forged",
+    "\x1b]0;owned\x07\x1b[31mred\n\tzwei \u00e9\u3000\x9b1m\u202e".encode() + b"\xff",
+)
+EVIL_TOPIC = "/default/evil"
+
+
+@pytest.fixture(scope="module")
+def evil(server: Server) -> str:
+    with server.client() as client, client.producer(EVIL_TOPIC) as producer:
+        producer.publish(EVIL, key=EVIL_KEY, attributes={"a": "\x1b[2J"})
+    return server.url
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"topics peek {EVIL_TOPIC}", "0@0 KEY PAYLOAD"), (f"topics tail {EVIL_TOPIC}", "0@0 KEY PAYLOAD"),
+        (f"topics tail {EVIL_TOPIC} -F %h|%k|%s", "a=\\x1b[2J|KEY|PAYLOAD"),
+        (f"consume {EVIL_TOPIC} --subscription a --from earliest --max 1", "PAYLOAD"),
+        (f"consume {EVIL_TOPIC} --subscription b --from earliest --max 1 -F %k", "KEY"),
+    ],
+)  # fmt: skip
+def test_a_message_does_not_steer_a_terminal(evil: str, line: str, shown: str) -> None:
+    """Line ends and tabs of a payload are text; those of a key would forge a line."""
+    key = r"k\x1b[32m\n0@9 forged"
+    payload = "\\x1b]0;owned\\x07\\x1b[31mred\n\tzwei \u00e9\u3000\\x9b1m\\u202e\\xff"
+    assert at_terminal(line) == f"{shown}\n".replace("KEY", key).replace("PAYLOAD", payload)
+
+
+def test_json_at_a_terminal_holds_the_same(evil: str) -> None:
+    text = at_terminal(f"topics tail {EVIL_TOPIC} -o json")
+    assert "\x1b" not in text and "\x9b" not in text and "\x7f" not in text
+    assert json.loads(text)["key"] == EVIL_KEY.decode()
+
+
+def test_a_pipe_gets_payloads_as_they_are(evil: str) -> None:
+    assert piped(f"topics peek {EVIL_TOPIC} -F %k%s") == EVIL_KEY + EVIL + b"\n"
+    assert piped(f"consume {EVIL_TOPIC} --subscription c --from earliest --max 1") == EVIL + b"\n"
+    shown = rb"0@0 k\x1b[32m\n0@9 forged " + EVIL + b"\n"
+    assert piped(f"topics peek {EVIL_TOPIC}") == shown, "a key forges a line"
+
+
+def at_terminal(line: str) -> str:
+    """What a command writes to a terminal."""
+    leader, follower = pty.openpty()
+    try:
+        tty.setraw(follower)
+        subprocess.run(
+            module_command("danube_fast.cli.main", *line.split()), cwd=ROOT, stdout=follower,
+            stderr=subprocess.DEVNULL, timeout=60, check=True,
+        )  # fmt: skip
+        return os.read(leader, 10_000).decode()
+    finally:
+        os.close(follower)
+        os.close(leader)
+
+
+def piped(line: str) -> bytes:
+    """What a command writes to a pipe."""
+    command = module_command("danube_fast.cli.main", *line.split())
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True).stdout
 
 
 def test_follow_shows_what_comes(server: Server) -> None:

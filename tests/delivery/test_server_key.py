@@ -213,7 +213,7 @@ def test_a_broker_that_is_killed_between_steps_says_which_key_it_has(server: Sec
 def test_the_ready_line_for_people_names_both_keys(tmp_path: Path) -> None:
     shared: Any = SimpleNamespace(
         settings=SimpleNamespace(auth="required"), server_key="OLD", server_keys=["NEW", "OLD"],
-        directory=SimpleNamespace(path=tmp_path),
+        directory=SimpleNamespace(path=tmp_path), counters=SimpleNamespace(total=lambda counter: 0),
     )  # fmt: skip
     assert _auth_text(shared).startswith("required; server key OLD\n           and NEW, while")
 

@@ -33,6 +33,7 @@ from danube_fast.ring.control import ControlBlock
 from danube_fast.ring.doorbell import Doorbell
 from danube_fast.ring.memory import address_of_memory, map_fd
 from danube_fast.ring.spsc import SpscRing
+from tests.ring.records import pop_all
 
 WAIT_SECONDS = 150.0
 LINE = 128
@@ -194,7 +195,7 @@ def stream_consumer(fd: str, seed: str, rounds: str, by_one: str) -> object:
             record = ring.pop()
             records = [] if record is None else [record]
         else:
-            records = ring.pop_all(1000)
+            records = pop_all(ring, 1000)
         start = taken % period
         if records != expected[start : start + len(records)]:
             return [taken, start]

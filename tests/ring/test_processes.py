@@ -14,6 +14,7 @@ from danube_fast.ring.layout import ring_bytes
 from danube_fast.ring.memory import create_eventfd, create_memfd, format_ring, map_fd
 from danube_fast.ring.repair import read_ring
 from danube_fast.ring.spsc import SpscRing
+from tests.ring.records import pop_all
 
 
 def make_ring(peers: Any, capacity_bytes: int) -> int:
@@ -80,7 +81,7 @@ def test_killed_producers_leave_whole_records(peers: Any) -> None:
     seen: dict[int, int] = {}
     while True:
         ended = not nursery.running
-        records = ring.pop_all()
+        records = pop_all(ring)
         check_lives(records, seen)
         if ended and not records:
             break
@@ -108,7 +109,7 @@ def test_killed_consumers_lose_nothing(peers: Any) -> None:
             if not outgoing.try_push(sent.to_bytes(8, "little"), bytes(sent % 90)):
                 break
             sent += 1
-        records = incoming.pop_all()
+        records = pop_all(incoming)
         for record in records:
             number = int.from_bytes(record[:8], "little")
             assert record[8:] == bytes(number % 90)
@@ -123,6 +124,6 @@ def test_killed_consumers_lose_nothing(peers: Any) -> None:
     assert nursery.result() == lives
     assert repeated <= lives
     assert expected > lives, "hardly anything went through; nothing was tested"
-    left = outgoing.pop_all(1 << 20)
+    left = pop_all(outgoing, 1 << 20)
     assert [int.from_bytes(record[:8], "little") for record in left][-1] == sent - 1
     assert sent - len(left) in (expected, expected - 1)

@@ -21,6 +21,7 @@ from danube_fast.ring.repair import (
     read_ring,
 )
 from danube_fast.ring.spsc import SpscRing
+from tests.ring.records import pop_all
 
 CAPACITY = 512
 TAIL = slice(layout.AT_TAIL, layout.AT_TAIL + 8)
@@ -49,7 +50,7 @@ def check_cut(image: np.ndarray[Any, Any], held: list[bytes]) -> None:
     left = list(held)
     while not producer.try_push(b"after"):
         assert consumer.pop() == left.pop(0)
-    assert consumer.pop_all() == [*left, b"after"]
+    assert pop_all(consumer) == [*left, b"after"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,7 +94,7 @@ def test_consumer_cut_between_copy_and_release(before: list[bytes], popped: int)
     peeked = dead.peek()
     assert (None if peeked is None else bytes(peeked)) == (held[0] if held else None)
     apply_plan(memory, plan_consumer(memory))
-    assert SpscRing.attach(memory).pop_all() == held
+    assert pop_all(SpscRing.attach(memory)) == held
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,7 +110,7 @@ def test_damage_keeps_a_prefix(before: list[bytes], at: int, value: int) -> None
     found = read_ring(memory)
     apply_plan(memory, plan_stopped(memory))
     ring = SpscRing.attach(memory)
-    kept = ring.pop_all()
+    kept = pop_all(ring)
     assert kept == found.records
     place = 0  # nothing was popped, so the records lie one behind the other from 0
     for record, expected in zip(kept, held, strict=False):
@@ -145,10 +146,10 @@ def test_a_living_side_is_not_repaired_over_damage(at: int, value: int) -> None:
     with pytest.raises(DataLoss):
         ring.pop()
     with pytest.raises(DataLoss):
-        ring.pop_all()
+        pop_all(ring)
     apply_plan(memory, plan_stopped(memory))
     assert read_ring(memory).fault == ""
-    assert SpscRing.attach(memory).pop_all() in ([], [b"one"], [b"one", b"two"])
+    assert pop_all(SpscRing.attach(memory)) in ([], [b"one"], [b"one", b"two"])
 
 
 def test_no_ring_at_all() -> None:

@@ -16,6 +16,7 @@ from danube_fast.ring import layout, spsc
 from danube_fast.ring.layout import record_bytes, ring_bytes
 from danube_fast.ring.memory import format_ring, words_of
 from danube_fast.ring.spsc import SpscRing
+from tests.ring.records import pop_all
 
 
 def push_all(ring: SpscRing, records: list[bytes]) -> int:
@@ -79,7 +80,7 @@ def test_full_then_free(path: str) -> None:
     assert ring.used_bytes == 64
     assert ring.pop() == b"x" * 8
     assert ring.try_push(b"y" * 8)
-    assert ring.pop_all() == [b"x" * 8] * 3 + [b"y" * 8]
+    assert pop_all(ring) == [b"x" * 8] * 3 + [b"y" * 8]
 
 
 def test_largest_record_always_fits_an_empty_ring(path: str) -> None:
@@ -97,13 +98,13 @@ def test_largest_record_always_fits_an_empty_ring(path: str) -> None:
             ring.try_push(largest, b"x")
 
 
-def test_pop_all_beyond_one_scan() -> None:
+def test_thousands_of_records() -> None:
     ring, _ = make(1 << 16)
     wanted = [b"%d" % number for number in range(3000)]
     assert push_all(ring, wanted) == 3000
-    assert ring.pop_all(2000) == wanted[:2000]
-    assert ring.pop_all(0) == []
-    assert ring.pop_all(5000) == wanted[2000:]
+    assert pop_all(ring, 2000) == wanted[:2000]
+    assert pop_all(ring, 0) == []
+    assert pop_all(ring, 5000) == wanted[2000:]
 
 
 def test_in_place() -> None:
@@ -140,7 +141,7 @@ def test_misuse_in_place() -> None:
     assert ring.try_push(b"between")
     with pytest.raises(FailedPrecondition):
         ring.publish(5)
-    assert ring.pop_all() == [b"between"]
+    assert pop_all(ring) == [b"between"]
 
 
 def test_both_paths_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_both_paths_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         ring, memory = make(128)
         for number in range(30):
             assert ring.try_push(b"n", bytes([number]) * (number % 40))
-            ring.pop_all()
+            pop_all(ring)
         images.append(memory.tobytes())
     assert images[0] == images[1]
 
@@ -226,9 +227,9 @@ def test_ring_is_a_queue(capacity_shift: int, steps: list[tuple[str, Any]], star
                 assert ring.pop() == (model.popleft() if model else None)
         else:
             wanted = [model.popleft() for _ in range(min(argument, len(model)))]
-            assert ring.pop_all(argument) == wanted
+            assert pop_all(ring, argument) == wanted
         assert ring.readable == bool(model)
-    assert ring.pop_all(1000) == list(model)
+    assert pop_all(ring, 1000) == list(model)
     assert ring.used_bytes == 0
 
 
@@ -237,7 +238,7 @@ def test_record_over_the_edge_is_damage() -> None:
     ring, memory = make(1024)
     for _ in range(2):
         assert push_all(ring, [bytes(56)] * 15) == 15
-        assert len(ring.pop_all()) == 15 or not ring.readable
+        assert len(pop_all(ring)) == 15 or not ring.readable
     words = words_of(memory)
     place = words[layout.AT_HEAD // 8] % 1024
     assert push_all(ring, [bytes(56)] * 16) in (15, 16)
@@ -245,7 +246,7 @@ def test_record_over_the_edge_is_damage() -> None:
     with pytest.raises(DataLoss):
         ring.pop()
     with pytest.raises(DataLoss):
-        ring.pop_all()
+        pop_all(ring)
 
 
 word = st.one_of(
@@ -278,7 +279,7 @@ def test_scribbles_stay_inside_the_ring(scribbles: list[tuple[int, int]]) -> Non
     inside = memory[guard : guard + ring_bytes(capacity)]
     ring = SpscRing.create(inside, capacity)
     push_all(ring, [bytes(index * 9) for index in range(12)])
-    ring.pop_all(3)
+    pop_all(ring, 3)
     words = words_of(inside)
     for at, value in scribbles:
         words[at // 8] = value
@@ -286,7 +287,7 @@ def test_scribbles_stay_inside_the_ring(scribbles: list[tuple[int, int]]) -> Non
             lambda: ring.try_push(b"z" * 100, b"z"),
             lambda: ring.reserve(200),
             ring.pop,
-            lambda: ring.pop_all(4),
+            lambda: pop_all(ring, 4),
             ring.peek,
         ):
             try:

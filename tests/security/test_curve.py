@@ -189,7 +189,7 @@ def test_public_keys() -> None:
     ("name", "remedy"),
     [
         ("server.key", "recover --data-dir {} --new-server-key --yes"),
-        ("bootstrap-admin.key", "good for one connection.*recover --data-dir {}"),
+        ("bootstrap-admin.key", "good for one connection.*restart.*recover --data-dir {}"),
         ("ann.key", "register its public key"),
     ],
     ids=["server", "bootstrap", "user"],
@@ -202,6 +202,10 @@ def test_a_missing_or_damaged_key_names_its_own_way_out(
         read_key_file(path)
     path.write_text("damaged")
     path.chmod(0o600)
+    with pytest.raises(InvalidArgument, match=told):
+        read_key_file(path)
+    path.unlink()
+    path.mkdir()
     with pytest.raises(InvalidArgument, match=told):
         read_key_file(path)
 

@@ -20,7 +20,8 @@ from danube_fast.security.policy import Policy
 from danube_fast.security.records import ApiKey, Principal, Revocation, SignOn, check_record
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.workers.coordinator import security
-from danube_fast.workers.coordinator.security import SecurityDirectory, _stored
+from danube_fast.workers.coordinator.administrators import stored
+from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.security_copy import SecurityCopy
@@ -214,7 +215,7 @@ def test_a_clock_that_is_set_back_leaves_nothing_behind(broker: Broker) -> None:
 def test_revocations_go_when_all_that_they_ended_is_over(broker: Broker) -> None:
     def kept() -> set[str]:
         return {
-            each.holder for each in _stored(broker.directory.policy) if isinstance(each, Revocation)
+            each.holder for each in stored(broker.directory.policy) if isinstance(each, Revocation)
         }
 
     broker.directory.end_sign_ons("principal/pia")

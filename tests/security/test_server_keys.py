@@ -11,7 +11,7 @@ import pytest
 
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.security import server_keys as module
-from danube_fast.security.curve import read_key_file
+from danube_fast.security.curve import new_key_pair, read_key_file, write_key_file
 from danube_fast.security.server_keys import ServerKeys, Stage, server_keys
 
 
@@ -40,7 +40,6 @@ def test_a_rotation_step_by_step(tmp_path: Path) -> None:
     assert keys.retire().keys == [new]
     assert names(tmp_path) == {"server.key", "server.pub"}
     assert old not in (tmp_path / "server.pub").read_text()
-    assert keys.retire().keys == [new]
     assert ServerKeys(tmp_path).open().keys == [new]
 
 
@@ -60,14 +59,29 @@ def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
     keys.open()
     with pytest.raises(FailedPrecondition, match="prepare"):
         keys.activate()
-    with pytest.raises(FailedPrecondition):
-        keys.revert()
+    for step in (keys.revert, keys.retire):
+        with pytest.raises(FailedPrecondition, match="there is one key"):
+            step()
     keys.prepare()
     with pytest.raises(FailedPrecondition, match="activate it first"):
         keys.retire()
     keys.activate()
     with pytest.raises(FailedPrecondition, match="retire"):
         keys.prepare()
+
+
+def test_the_key_of_another_is_no_server_key(tmp_path: Path) -> None:
+    """Clients would take the broker for an impostor, and the holder of that key could pose as it."""
+    keys = ServerKeys(tmp_path)
+    keys.open()
+    known = (tmp_path / "server.pub").read_bytes()
+    (tmp_path / "server.key").unlink()
+    write_key_file(tmp_path / "server.key", new_key_pair())
+    with pytest.raises(FailedPrecondition, match=r"server\.pub.*put .*back.*remove"):
+        keys.open()
+    assert (tmp_path / "server.pub").read_bytes() == known
+    (tmp_path / "server.pub").unlink()
+    assert keys.open().active == read_key_file(tmp_path / "server.key").public
 
 
 def test_files_with_secrets_are_their_owners_alone(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from danube_fast.client.link.answers import Answers
 from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.produce import straight
 from danube_fast.client.produce.lane import Lane
@@ -56,8 +55,7 @@ def strike(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (ProducerState, "sent"),
-        (Connection, "beat_soon"),
+        (straight, "_send"),
         (Pump, "await_answer"),
         (straight, "take_ack"),
         (Answers, "take"),

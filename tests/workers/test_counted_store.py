@@ -14,6 +14,7 @@ from danube_fast.errors import AlreadyExists, DanubeError
 from danube_fast.history.stores.memory import MemoryStore
 from danube_fast.history.stores.staged import StagedParts
 from danube_fast.history.stores.store import ObjectStore, Upload
+from danube_fast.history.stores.url import parse_store_url
 from danube_fast.ring.counters import Counter, CounterBlock
 from danube_fast.workers.uploader.counted_store import CountedStore
 from tests.history.conformance import Conformance, parts_of
@@ -73,10 +74,8 @@ def test_requests_that_write_are_counted(memory: MemoryStore, counters: CounterB
 class Staged(StagedParts):
     """A store whose parts wait on this host."""
 
-    url = "staged://"
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, SystemClock())
+        super().__init__(folder, SystemClock(), parse_store_url("gs://staged/prefix"))
         self.sent: list[str] = []
 
     def _send(self, key: str, path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_binding_of_the_cluster_that_makes_no_administrator_costs_nothing(
     for role in ("viewer", "seer"):
         directory.change([Binding("pia", "group:pia", role, CLUSTER)])
         with monkeypatch.context() as patch:
-            patch.setattr("danube_fast.workers.coordinator.security.Policy", None)
+            patch.setattr("danube_fast.workers.coordinator.administrators.Policy", None)
             directory.remove_record("binding", "pia")
 
 

@@ -82,7 +82,7 @@ MUTANTS: dict[str, Mutant] = {
         "self._note_written(group, self.log.written_position, self._now_ns)", GROUPS,
     ),
     "signal_of_a_client_lost": Mutant(
-        "danube_fast/ring/handover.py", "            self._awake.setdefault(identity)\n", "            pass\n", EDGES
+        "danube_fast/ring/handover.py", "                awake.setdefault(identity)\n", "            pass\n", EDGES
     ),
     "bundle_taken_behind_the_limit": Mutant(
         f"{PUBLISH}/take_kernel.py", "JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT)",
@@ -116,7 +116,7 @@ MUTANTS: dict[str, Mutant] = {
         "danube_fast/wal/appender.py", "            self._write_held()\n", "", DURABLE
     ),
     "header_of_a_segment_not_synced": Mutant(
-        "danube_fast/wal/appender.py", "if self.written_position == newest.first_position:", "if not newest.fd:",
+        "danube_fast/wal/appender.py", "if position != newest.first_position and way", "if way",
         DURABLE,
     ),
     "staged_over_a_group_that_hangs": Mutant(

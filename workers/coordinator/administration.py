@@ -52,8 +52,8 @@ READS = frozenset({
 OF_REPLIES = frozenset({"create_topic", "delete_topic"})
 """What every client that asks and is answered does with a reply topic."""
 SHOWN_ARGUMENTS = frozenset({
-    "binding", "count", "credential", "disabled", "dispatch", "durability", "expires_seconds", "force", "groups", "key_id", "name", "namespace",
-    "partition", "partitions", "permissions", "principal", "public_key", "record_kind", "role", "scope", "source", "step", "subject", "subscription", "topic",
+    "binding", "count", "credential", "credentials", "disabled", "dispatch", "durability", "expires_seconds", "force", "groups", "key_id", "name", "namespace",
+    "partition", "partitions", "permissions", "principal", "public_key", "record_kind", "role", "roles", "scope", "source", "step", "subject", "subscription", "topic",
     "values", "worker", *TopicPolicy.__struct_fields__, *FailurePolicy.__struct_fields__,
 })  # fmt: skip
 """Arguments whose values are recorded. Free texts such as labels are not among them: they may hold anything."""

@@ -49,7 +49,7 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
-from danube_fast.workers.coordinator.security import SecurityDirectory, is_recovery
+from danube_fast.workers.coordinator.security import SecurityDirectory, is_first_key, is_recovery
 from danube_fast.workers.coordinator.server_key import ServerKeyRotation
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.coordinator.slices import Slices
@@ -126,9 +126,7 @@ class Coordinator:
         )
         denials = self._secured.denials if self._secured else Denials(self.clock)
         self.audit = AuditLog(booted, denials) if is_audited(self._settings) else None
-        self.sign_ons = SignOnChecks(
-            self._store, self.security, booted.mailbox, self.clock, self.audit
-        )
+        self.sign_ons = SignOnChecks(self._store, self.security, booted.mailbox, self.clock, self.audit)  # fmt: skip
         if access is not None:
             access.owner_of = self._owner_of
             access.serve_from(booted.mailbox.run_soon)
@@ -148,7 +146,8 @@ class Coordinator:
         )
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
-            self.audit_topic = AuditTopic(self, self.audit.folder, self._newest_record)
+            log = self.audit
+            self.audit_topic = AuditTopic(self, log.folder, lambda: log.seq)
         administration = Administration(
             self, self._authorizer, self.audit, self.connections.reply, rates
         )
@@ -278,17 +277,17 @@ class Coordinator:
             directory.begin(public)
             self._record("make_bootstrap_key", f"curve:{public}")
         _remove(recovery)
+        counters = self._boot.counters
+        counters.set(Counter.FIRST_KEYS, is_first_key(directory.policy, key_file))
 
         def entered(principal: str, proof: str) -> None:
             if principal == BOOTSTRAP:
                 self._record("end_bootstrap_key", proof)
                 directory.used(principal, proof)
+                counters.set(Counter.FIRST_KEYS, 0)
                 _remove(key_file)
 
         self.connections.on_entry = entered
-
-    def _newest_record(self) -> int:
-        return self.audit.seq if self.audit is not None else 0
 
     def _record(self, action: str, proof: str) -> None:
         if self.audit is not None:

@@ -10,7 +10,8 @@ order, so a copy that is read while records change is right at its end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,22 @@ from danube_fast.security.records import (
     Revocation,
     Role,
     SignOn,
+    binding_name,
     check_record,
     key_of,
     no_user,
 )
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
+from danube_fast.workers.coordinator.administrators import (
+    check_keeps_administrator,
+    has_administrator,
+    stored,
+)
 from danube_fast.workers.process.access import OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
-__all__ = ["SecurityDirectory", "is_recovery"]
+__all__ = ["SecurityDirectory", "is_first_key", "is_recovery"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +69,6 @@ PAGE_RECORDS = 500
 SCANNED_MAX = 5000
 """Sign-ons that are looked at for one page of a list."""
 CONFIRM_NS = 5 * SECOND_NS
-ADMINISTRATOR_NS = 24 * 3600 * SECOND_NS
-"""So long the key of the last administrator must be good at least."""
 KNOWN_MS = 2000
 """A worker that does not say in that time that it knows a sign-on refuses no key before it has heard all: see PAUSE_NS."""
 COMMANDS = {
@@ -93,6 +98,19 @@ def is_recovery(request: Path, key_file: Path) -> bool:
             "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
         )
         return False
+
+
+def is_first_key(policy: Policy, key_file: Path) -> bool:
+    """Whether the key in a file, if there is one, lets a first administrator in."""
+    try:
+        known = policy.get(f"credential/curve:{read_key_file(key_file).public}")
+        why = "its key is not on record"
+    except DanubeError as error:
+        known, why = None, str(error)
+    is_first = isinstance(known, Credential) and known.principal == BOOTSTRAP
+    if not is_first and os.path.lexists(key_file):
+        _log.warning("%s lets no one in, so remove it: %s", key_file, why)
+    return is_first
 
 
 class SecurityDirectory:
@@ -133,46 +151,15 @@ class SecurityDirectory:
         """Whether security is on."""
         return self._access is not None
 
+    def is_registered(self, principal: str) -> bool:
+        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+        made = Principal(principal)
+        check_record(made)
+        return self._policy.get(key_of(made)) is not None
+
     def has_administrator(self) -> bool:
         """Whether a principal that may change these records can come in."""
-        return self._has_administrator(self._policy, self._clock.wall_ns())
-
-    def _has_administrator(self, policy: Policy, at_ns: int) -> bool:
-        names = {
-            policy.principal_of(record.credential, at_ns)
-            for record in _stored(policy)
-            if isinstance(record, Credential)
-            # clients begin here by tcp: a local user alone, or a certificate, is no way in
-            and record.credential.startswith("curve:")
-        }
-        return any(
-            name is not None and name != BOOTSTRAP and _rules(policy, name) for name in names
-        )
-
-    def _check_keeps_administrator(self, gone: Sequence[str], made: Sequence[Record] = ()) -> None:
-        """Raise FailedPrecondition if no administrator could come in any more without the records of these keys, and with
-        those that are made in their place."""
-        old = [self._policy.get(key) for key in gone]
-        if not any(_is_of_administrator(self._policy, record) for record in old):
-            return
-        # a key that is about to end is no way in for long
-        at_ns = self._clock.wall_ns() + ADMINISTRATOR_NS
-        if not self._has_administrator(self._policy, at_ns):
-            at_ns = self._clock.wall_ns()
-            if not self._has_administrator(self._policy, at_ns):
-                return  # it is so already
-        left, lost = Policy(), set(gone)
-        for record in _stored(self._policy):
-            if key_of(record) not in lost:
-                left.put(record)
-        for record in made:
-            left.put(record)
-        if not self._has_administrator(left, at_ns):
-            raise FailedPrecondition(
-                "no administrator with a key would be left, and a new one could come in only behind a restart of the broker; make "
-                "another one first, with: danube-fast security users add NAME --public-key-of FILE --role admin (or delete "
-                "with --force)"
-            )
+        return has_administrator(self._policy, self._clock.wall_ns())
 
     def do_work(self, now_ns: int) -> None:
         """Confirm the newest version to the processes that have copies, and purge sign-ons, when it is time."""
@@ -186,13 +173,8 @@ class SecurityDirectory:
 
     def begin(self, public_key: str) -> None:
         """Register the key that a secured broker begins with, as an administrator; none before it counts any more."""
-        self.remove(
-            [
-                key_of(record)
-                for record in _stored(self._policy)
-                if isinstance(record, Credential) and record.principal == BOOTSTRAP
-            ]
-        )
+        keys = [each for each in stored(self._policy) if isinstance(each, Credential)]
+        self.remove([key_of(each) for each in keys if each.principal == BOOTSTRAP])
         self.change(
             [
                 Principal(name=BOOTSTRAP),
@@ -255,31 +237,54 @@ class SecurityDirectory:
         """Make or change a role; see the operation. Raises FailedPrecondition."""
         self._put(Role(name=name, permissions=permissions))
 
-    def _put(self, record: Record) -> None:
-        """Make or change a record that may be an administrator's. Raises InvalidArgument, FailedPrecondition."""
+    def _put(self, *records: Record) -> None:
+        """Make or change records that may be an administrator's, all or none. Raises InvalidArgument, FailedPrecondition."""
         self._check_enforced()
-        check_record(record)
-        self._check_keeps_administrator([key_of(record)], [record])
-        self.change([record])
+        for record in records:
+            check_record(record)
+        keys = [key_of(record) for record in records]
+        check_keeps_administrator(self._policy, self._clock.wall_ns(), keys, records)
+        self.change(records)
 
     def put_principal(
-        self, name: str, groups: list[str] | None, *, disabled: bool | None
-    ) -> dict[str, Any]:
-        """Make or change a principal; see the operation. What is None stays as it is. Raises FailedPrecondition."""
+        self, name: str, groups: list[str] | None, *, disabled: bool | None,
+        credentials: Iterable[str] = (), roles: Iterable[str] = (), scope: str = CLUSTER,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Make or change a principal; see the operation. What is None stays as it is. Raises NotFound, InvalidArgument,
+        FailedPrecondition."""
+        _check_is_not_first(name)
         known = self._policy.get(f"principal/{name}")
         if isinstance(known, Principal):
             groups = known.groups if groups is None else groups
             disabled = known.disabled if disabled is None else disabled
         made = Principal(name, groups or [], disabled=bool(disabled))
-        self._put(made)
+        subject = f"user:{name}"
+        bindings = [
+            Binding(binding_name(subject, role, scope), subject, role, scope)
+            for role in dict.fromkeys(roles)
+        ]
+        self._check_enforced()
+        for binding in bindings:
+            self._check_binding(binding)
+        keys = [self._credential(each, name, None, None) for each in dict.fromkeys(credentials)]
+        self._put(made, *keys, *bindings)
         return {"name": name, "groups": made.groups, "disabled": made.disabled}
 
     def put_credential(
-        self, credential: str, principal: str, *, expires_seconds: int, label: str
-    ) -> None:
-        """Make or change a credential; see the operation. Raises InvalidArgument, NotFound, FailedPrecondition."""
-        if self._policy.get(f"principal/{principal}") is None:
-            raise no_user(principal)
+        self, credential: str, principal: str, *, expires_seconds: int | None, label: str | None
+    ) -> dict[str, Any]:
+        """Make or change a credential; see the operation. What is None stays as it is. Raises InvalidArgument, NotFound,
+        FailedPrecondition."""
+        self._check_principal(principal)
+        _check_is_not_first(principal)
+        made = self._credential(credential, principal, expires_seconds, label)
+        self._put(made)
+        return {"expires_ns": made.expires_ns, "label": made.label}
+
+    def _credential(
+        self, credential: str, principal: str, expires_seconds: int | None, label: str | None
+    ) -> Credential:
+        """Return the record of a credential as it will be. Raises InvalidArgument, FailedPrecondition."""
         kind, _, subject = credential.partition(":")
         if kind == "mtls" and "=" in subject and canonical_subject(subject) != subject:
             raise InvalidArgument(
@@ -291,33 +296,41 @@ class SecurityDirectory:
             )
         if self._policy.sign_ons.get(credential) is not None:
             raise FailedPrecondition(f"{credential} has signed on; register another key")
-        known = self._policy.get(f"credential/{credential}")
-        if isinstance(known, Credential) and known.principal != principal:
+        known, now_ns = self._policy.get(f"credential/{credential}"), self._clock.wall_ns()
+        expires_ns = self._end_of(expires_seconds)
+        if not isinstance(known, Credential):
+            return Credential(credential, principal, expires_ns, label or "")
+        if known.principal != principal:
             raise FailedPrecondition(
                 f"{credential} belongs to {known.principal}; remove it there before it is given to {principal}"
             )
-        expires_ns = self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
-        self._put(Credential(credential, principal, expires_ns, label))
+        if expires_seconds is None:
+            expires_ns = known.expires_ns
+            if expires_ns and now_ns >= expires_ns:
+                raise FailedPrecondition(
+                    f"{credential} of {principal} has ended, and stays so; to let it in again, say how long it is good from "
+                    "now on: danube-fast security keys add --expires-seconds"
+                )
+        return Credential(
+            credential, principal, expires_ns, known.label if label is None else label
+        )
 
     def add_api_key(
         self, key_id: str, name: str, *, salt: str, digest: str, expires_seconds: int, label: str
     ) -> None:
         """Add an API key of the principal `name`; see the operation. Raises NotFound, AlreadyExists, FailedPrecondition."""
         now_ns = self._clock.wall_ns()
-        expires_ns = now_ns + expires_seconds * SECOND_NS if expires_seconds else 0
-        made = ApiKey(key_id, name, salt, digest, expires_ns, label)
+        made = ApiKey(key_id, name, salt, digest, self._end_of(expires_seconds), label)
         check_record(made)
-        if self._policy.get(f"principal/{name}") is None:
-            raise no_user(name)
-        if name == BOOTSTRAP:
-            raise FailedPrecondition(f"{name} has its key file only; make a user of your own")
+        self._check_principal(name)
+        _check_is_not_first(name)
         known = self._policy.get(key_of(made))
         if isinstance(known, ApiKey):
             if (known.principal, known.digest) == (name, made.digest):
                 return  # asked a second time
             raise AlreadyExists("there is an API key of that id; draw another one")
-        stored = _stored(self._policy)
-        mine = [each for each in stored if isinstance(each, ApiKey) and each.principal == name]
+        records = stored(self._policy)
+        mine = [each for each in records if isinstance(each, ApiKey) and each.principal == name]
         ended = [each for each in mine if each.expires_ns and now_ns >= each.expires_ns]
         if len(mine) - len(ended) >= LIVE_KEYS_MAX:
             ids = " and ".join(each.id for each in mine if each not in ended)
@@ -333,30 +346,40 @@ class SecurityDirectory:
         made = Binding(binding=binding, subject=subject, role=role, scope=scope)
         self._check_enforced()
         check_record(made)
-        self._check_parties(made)
-        known = self._policy.get(f"binding/{binding}")
-        if isinstance(known, Binding) and known.subject != subject:
-            raise FailedPrecondition(
-                f"the binding {binding} is of {known.subject}; give this one another name, or delete that one first"
-            )
+        kind, _, name = subject.partition(":")
+        # groups need no record: tokens bring them
+        if kind == "user":
+            self._check_principal(name)
+        self._check_binding(made)
         self._put(made)
+
+    def _check_principal(self, name: str) -> None:
+        if self._policy.get(f"principal/{name}") is None:
+            raise no_user(name)
+
+    def _end_of(self, expires_seconds: int | None) -> int:
+        """When a key ends that is made now and is good for so long; 0: never."""
+        return self._clock.wall_ns() + expires_seconds * SECOND_NS if expires_seconds else 0
+
+    def _check_binding(self, made: Binding) -> None:
+        """Raise NotFound for a role that is not there: a mistyped one would grant nothing, or some day the wrong thing.
+        Raise FailedPrecondition for a name that another binding has, InvalidArgument for what is no binding."""
+        check_record(made)
+        if made.role not in BUILTIN_ROLES and self._policy.get(f"role/{made.role}") is None:
+            raise NotFound(
+                f"there is no role {shown_name(made.role)}; see: danube-fast security roles list"
+            )
+        known = self._policy.get(f"binding/{made.binding}")
+        if isinstance(known, Binding) and known.subject != made.subject:
+            raise FailedPrecondition(
+                f"the binding {made.binding} is of {known.subject}; give this one another name, or delete that one first"
+            )
 
     def _check_enforced(self) -> None:
         if self._access is None:
             raise FailedPrecondition(
                 "this broker asks no one who they are, so anyone could give rights; serve it with --auth required first"
             )
-
-    def _check_parties(self, binding: Binding) -> None:
-        """Raise NotFound for a role or a user that is not there: a mistyped one would grant nothing, or some day the
-        wrong thing. Groups need no record: tokens bring them."""
-        if binding.role not in BUILTIN_ROLES and self._policy.get(f"role/{binding.role}") is None:
-            raise NotFound(
-                f"there is no role {shown_name(binding.role)}; see: danube-fast security roles list"
-            )
-        kind, _, name = binding.subject.partition(":")
-        if kind == "user" and self._policy.get(f"principal/{name}") is None:
-            raise no_user(name)
 
     def remove_record(self, kind: str, name: str, *, force: bool = False) -> None:
         """Remove a record; with a principal its credentials and bindings. Raises NotFound, InvalidArgument, and without
@@ -373,12 +396,12 @@ class SecurityDirectory:
             subject = f"user:{name}"
             keys = [
                 key_of(record)
-                for record in _stored(self._policy)
+                for record in stored(self._policy)
                 if (isinstance(record, Credential | ApiKey) and record.principal == name)
                 or (isinstance(record, Binding) and record.subject == subject)
             ] + keys
         if not force:
-            self._check_keeps_administrator(keys)
+            check_keeps_administrator(self._policy, self._clock.wall_ns(), keys)
         if kind == "principal" and self.is_enforced:  # else there are none
             self.end_sign_ons(key)
         self.remove(keys)
@@ -402,7 +425,7 @@ class SecurityDirectory:
         self.change([made])
         self.remove(
             key_of(record)
-            for record in _stored(self._policy)
+            for record in stored(self._policy)
             if isinstance(record, Revocation) and record.until_ns + LIFETIME_NS_MAX < now_ns
         )
         return len(held)
@@ -462,37 +485,13 @@ class SecurityDirectory:
         request.reply(m.SecurityPage(self._policy.version, values, last, is_settling))
 
 
+def _check_is_not_first(principal: str) -> None:
+    """Raise FailedPrecondition for the user of the key that a broker begins with: that is good once, and for nothing else."""
+    if principal == BOOTSTRAP:
+        raise FailedPrecondition(f"{principal} has its key file only; make a user of your own")
+
+
 def _check_kind(kind: str) -> None:
     """Raise InvalidArgument for records that no command is about: of revocations and sign-ons, say."""
     if kind not in COMMANDS:
         raise InvalidArgument(f"{kind!a:.100} is no kind of records; write {', '.join(COMMANDS)}")
-
-
-def _stored(policy: Policy) -> Iterator[Record]:
-    """Go through the records that are stored; sign-ons, of which there may be many, come behind them."""
-    after = ""
-    while page := policy.page(after, PAGE_RECORDS):
-        for record in page:
-            if isinstance(record, SignOn):
-                return
-            yield record
-        after = key_of(page[-1])
-
-
-def _rules(policy: Policy, principal: str) -> bool:
-    """Whether a principal may change the records."""
-    return policy.permits(principal, Permission.MANAGE_CLUSTER, CLUSTER)
-
-
-def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
-    """Whether an administrator may be one by this record."""
-    match record:
-        case Principal(name=name) | Credential(principal=name):
-            return _rules(policy, name)
-        case Binding(scope=scope, role=role):
-            known = BUILTIN_ROLES.get(role) or policy.get(f"role/{role}")
-            return scope == CLUSTER and _is_of_administrator(policy, known)
-        case Role(permissions=permissions):
-            return Permission.MANAGE_CLUSTER in permissions
-        case _:
-            return False

@@ -14,6 +14,7 @@ from danube_fast.frame.kernel import address_of
 from danube_fast.net.greeting import message_bytes_max
 from danube_fast.net.server import PART_BYTES_MAX_SLACK, PeerGone, Server, WouldBlock
 from danube_fast.net.session import ROUTED
+from danube_fast.ring.duplex_kernel import SESSION
 from danube_fast.ring.handover import RingServer
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, send_delivery, send_published
 from danube_fast.workers.shard.routed_peers import RoutedPeers
@@ -101,14 +102,14 @@ class Transports:
 
     def send_published(self, identity: bytes, request: int, status: int, offset: int) -> bool:
         """Send the answer to a PUBLISH of one frame by a kernel; False if that cannot be."""
-        row = self._free_row(identity) if 0 <= request <= INT64_MAX else 0
+        row = self.free_row(identity) if 0 <= request <= INT64_MAX else 0
         return row != 0 and send_published(row, request, status, offset) >= 0
 
     def send_delivery(self, identity: bytes, consumer_id: int, bundle: Any) -> bool:
         """Send a bundle of one frame to a consumer by a kernel; False if that cannot be."""
         if identity[0] == _ROUTED and len(bundle) > PLAIN_BYTES_MAX:
             return False  # ZeroMQ takes a large part without a copy
-        row = self._free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
+        row = self.free_row(identity) if 0 <= consumer_id <= INT64_MAX else 0
         return row != 0 and send_delivery(row, consumer_id, address_of(bundle), len(bundle)) >= 0
 
     def proof_of(self, identity: bytes) -> str:
@@ -143,11 +144,11 @@ class Transports:
         """Let kernels take nothing of a client any more before it has a session again."""
         link = self.rings.link(identity) if self.rings is not None else None
         if link is not None:
-            link.session = 0
+            link.words[SESSION] = 0
         elif self.peers is not None:
             self.peers.forget(identity)
 
-    def _free_row(self, identity: bytes) -> int:
+    def free_row(self, identity: bytes) -> int:
         """Address of the words of a client, if a kernel may send it something; or 0."""
         if identity[0] == _ROUTED:
             return 0 if self.peers is None else self.peers.row_of(identity)

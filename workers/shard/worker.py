@@ -300,7 +300,7 @@ class ShardWorker:
 
     def _compose_ring_intake(self, rings: RingServer, peers: RoutedPeers) -> RingIntake:
         state = self.state
-        outlets = Outlets(state, rings, peers, self.delivery, self.tails, self.intake)
+        outlets = Outlets(state, self.transports, self.delivery, self.tails, self.intake)
         bell = state.boot.mailbox.fileno()
         return RingIntake(state, rings, self.server, peers, self.intake, outlets, bell)
 

@@ -54,9 +54,10 @@ class Verifier:
             raise Unavailable(
                 "the broker cannot read just now which issuers it trusts; API keys are good meanwhile"
             )
-        if self._authenticator is not None and not self._is_of_an_issuer(text):
-            return await self._authenticator.verify(text, address)
         tokens = self._tokens
+        is_of_an_issuer = tokens is not None and tokens.is_of_an_issuer(text)
+        if self._authenticator is not None and not is_of_an_issuer:
+            return await self._authenticator.verify(text, address)
         if tokens is None:
             raise PermissionDenied("no issuer of tokens is trusted here")
         token = tokens.open(text)
@@ -64,9 +65,6 @@ class Verifier:
         if key is None:
             raise PermissionDenied(f"issuer {token.issuer.name}: it has no such key")
         return tokens.verify(token, key, self._clock.wall_ns())
-
-    def _is_of_an_issuer(self, text: str) -> bool:
-        return self._tokens is not None and self._tokens.is_of_an_issuer(text)
 
     def _verify_api_key(self, text: str) -> Verified:
         now_ns = self._clock.wall_ns()

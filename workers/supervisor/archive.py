@@ -119,9 +119,8 @@ class ArchiveWriter:
             left -= len(piece)
         while left:
             piece = bytes(min(left, CHUNK_BYTES))
-            digest.update(
-                b"\1"
-            )  # a file that has become shorter is never taken for one that ends in zeros
+            # a file that has become shorter is never taken for one that ends in zeros
+            digest.update(b"\1")
             self._stream.write(piece)
             left -= len(piece)
         self._stream.write(bytes(_padding(entry.bytes)))

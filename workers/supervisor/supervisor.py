@@ -41,6 +41,7 @@ from danube_fast.descriptors import (
 from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable, failure_line
 from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
+from danube_fast.ring.counters import Counter
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.authenticators import check_authenticator
@@ -342,27 +343,18 @@ class _Output:
             text = msgspec.json.encode(event).decode()
         else:
             ports = ", ".join(str(port) for port in worker_ports)
+            pinned = f"; certificate {shared.certificate}" if shared.certificate else ""
+            sign_on = f"  sign-on  {addresses.sign_on_url}\n" if addresses.sign_on_url else ""
             text = (
                 f"danube-fast is ready at {addresses.url}\n"
-                f"  admin    {addresses.admin_url}{_certificate_text(shared)}\n"
+                f"  admin    {addresses.admin_url}{pinned}\n"
                 f"  workers  {len(worker_pids)} on ports {ports}\n"
                 f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
                 f"  auth     {_auth_text(shared)}\n"
-                f"{_sign_on_text(shared)}"
+                f"{sign_on}"
                 f"  pid      {os.getpid()}; Ctrl-C stops it in order"
             )
         print(text, file=self._stream, flush=True)
-
-
-def _certificate_text(shared: Shared) -> str:
-    """Say which certificate clients may pin."""
-    return f"; certificate {shared.certificate}" if shared.certificate else ""
-
-
-def _sign_on_text(shared: Shared) -> str:
-    """Say where clients sign on."""
-    url = shared.addresses.sign_on_url
-    return f"  sign-on  {url}\n" if url else ""
 
 
 def _auth_text(shared: Shared) -> str:
@@ -373,12 +365,10 @@ def _auth_text(shared: Shared) -> str:
     for other in shared.server_keys:
         if other != shared.server_key:
             text += f"\n           and {other}, while it is rotated: clients pin both"
-    first = shared.directory.path / BOOTSTRAP_KEY
-    return (
-        f"{text}\n           first administrator: {first}, until its first use"
-        if first.exists()
-        else text
-    )
+    if shared.counters.total(Counter.FIRST_KEYS):
+        first = shared.directory.path / BOOTSTRAP_KEY
+        text += f"\n           first administrator: {first}, until its first use"
+    return text
 
 
 def _within_descriptors(settings: Settings, lines: _Output) -> Settings:

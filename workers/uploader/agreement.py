@@ -119,7 +119,7 @@ def _compare_last_frame(
     frame = _last_frame(fetched.data)
     base = frame.base_offset
     found = yield from first_frame(state, worker, backlog.partition_id, base, end)
-    if found is None or not _are_same(frame, found):
+    if found is None or (found.base_offset, found.append_time_ns) != (base, frame.append_time_ns):
         raise _older_copy(backlog, f"with offsets {base} to {end}", "has other messages there")
 
 
@@ -129,10 +129,6 @@ def _last_frame(data: bytes) -> FrameView:
         at += frame.frame_bytes
         frame = FrameView(memoryview(data)[at:])
     return frame
-
-
-def _are_same(one: FrameView, other: FrameView) -> bool:
-    return (one.base_offset, one.append_time_ns) == (other.base_offset, other.append_time_ns)
 
 
 def _older_copy(backlog: m.Backlog, what: str, instead: str) -> FailedPrecondition:

@@ -94,7 +94,7 @@ class Rounds:
             return True
         by_id = {each.backlog.partition_id: each for each in owned}
         found: Outgoing | Made | None = yield from self._resumption.resume(by_id)
-        due = self._due(owned)
+        due = [each for each in owned if self._is_due(each.backlog)]
         if self._resumption.is_waiting or not (found or due):
             return False
         outgoing = found or new_object(self._state, self._checkpoints)
@@ -210,9 +210,6 @@ class Rounds:
             return True
         until_ns, _ = self._aside.get(number, (0, None))
         return self._state.clock.monotonic_ns() < until_ns
-
-    def _due(self, owned: Sequence[_Owned]) -> list[_Owned]:
-        return [each for each in owned if self._is_due(each.backlog)]
 
     def _is_due(self, backlog: m.Backlog) -> bool:
         settings = self._state.settings

@@ -178,7 +178,7 @@ class Sweep:
     def _delete_unnamed(self, named: dict[str, list[int]]) -> Task:
         now_ns = self._state.clock.monotonic_ns()
         wait_ns = self._state.settings.history_delete_seconds * SECOND_NS // 2
-        listed = yield Do(partial(_listed_objects, self._state.store))
+        listed = yield Do(lambda: [info.key for info in self._state.store.list(OBJECTS_PREFIX)])
         unnamed = {
             key: self._unnamed.get(key, now_ns)
             for key in listed
@@ -209,10 +209,6 @@ def _listed_partitions(store: ObjectStore) -> list[int]:
         if folder.isdigit():
             found.add(int(folder))
     return sorted(found)
-
-
-def _listed_objects(store: ObjectStore) -> list[str]:
-    return [info.key for info in store.list(OBJECTS_PREFIX)]
 
 
 def _has_records(store: ObjectStore, partition_id: int) -> bool:

@@ -137,9 +137,10 @@ def run_answers(rig: Rig, plan: Plan) -> Figures:
             for topic in forbidden:
                 admin.admin.create_topic(topic, durability="memory")
         numbers = _numbers(made, forbidden)
+        none = range(max(numbers) + 1, max(numbers) + 1 + len(numbers))  # of no partition
         times = _ask_all(
             made, plan.messages,
-            (list(zip(forbidden, numbers, strict=True)), list(zip(missing, _others(numbers), strict=True))),
+            (list(zip(forbidden, numbers, strict=True)), list(zip(missing, none, strict=True))),
         )  # fmt: skip
         figures.broker_rss_mb = made.broker.resident_mb()
     for name, (of_forbidden, of_missing) in times.items():
@@ -156,11 +157,6 @@ def _numbers(made: Secured, topics: list[str]) -> list[int]:
     """Those of the topics' partitions, as the member of the run is told."""
     describe = made.broker.client.admin.describe_topic
     return [int(describe(topic)["placement"][0]["partition_id"]) for topic in topics]
-
-
-def _others(numbers: list[int]) -> list[int]:
-    """As many numbers of no partition, right behind."""
-    return [max(numbers) + 1 + each for each in range(len(numbers))]
 
 
 def _ask_all(

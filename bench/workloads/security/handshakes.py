@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from danube_fast.bench.load.member import Link
-from danube_fast.bench.load.processes import Broker
 from danube_fast.bench.load.rig import Rig
 from danube_fast.bench.load.zmtp import CurvePeer, NullPeer
 from danube_fast.bench.plan import Figures, Plan
@@ -157,7 +156,7 @@ def run_handshakes(rig: Rig, plan: Plan) -> Figures:
         pair = Pair(crew, rig, plan, made.broker)
         stranger = new_key_pair()
         options = {
-            "ports": _ports(made.broker), "rate": HANDSHAKES_PER_S,
+            "ports": [urlsplit(made.broker.url).port or 0, *made.broker.ready["worker_ports"]], "rate": HANDSHAKES_PER_S,
             "keys": [made.server_key, stranger.public, stranger.secret],
         }  # fmt: skip
         attacker = crew.start("attacker", f"{_HERE}:fail_handshakes", options)
@@ -178,11 +177,6 @@ def run_handshakes(rig: Rig, plan: Plan) -> Figures:
     for part in parts:
         add_faults(figures, part)
     return _compared(figures, quiet, attacked)
-
-
-def _ports(broker: Broker) -> list[int]:
-    """Those of the coordinator and of the workers."""
-    return [urlsplit(broker.url).port or 0, *broker.ready["worker_ports"]]
 
 
 def _measure(pair: Pair, plan: Plan, parts: list[Figures]) -> dict[str, float]:

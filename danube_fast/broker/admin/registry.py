@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -106,20 +106,27 @@ class SecurityRecords(Protocol):
         """Whether security is on."""
         ...
 
+    def is_registered(self, principal: str) -> bool:
+        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+        ...
+
     def put_role(self, name: str, permissions: list[Permission]) -> None:
         """Make or change a role. Raises InvalidArgument, FailedPrecondition."""
         ...
 
     def put_principal(
-        self, name: str, groups: list[str] | None, *, disabled: bool | None
-    ) -> dict[str, Any]:
-        """Make or change a principal; what is None stays. Return what it is now. Raises InvalidArgument, FailedPrecondition."""
+        self, name: str, groups: list[str] | None, *, disabled: bool | None,
+        credentials: Iterable[str] = (), roles: Iterable[str] = (), scope: str = CLUSTER,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Make or change a principal, with credentials and with roles within a scope; what is None stays. Return what it is
+        now. Raises NotFound, InvalidArgument, FailedPrecondition."""
         ...
 
     def put_credential(
-        self, credential: str, principal: str, *, expires_seconds: int, label: str
-    ) -> None:
-        """Make or change a credential. Raises InvalidArgument, NotFound, FailedPrecondition."""
+        self, credential: str, principal: str, *, expires_seconds: int | None, label: str | None
+    ) -> dict[str, Any]:
+        """Make or change a credential; what is None stays. Return what it is now. Raises InvalidArgument, NotFound,
+        FailedPrecondition."""
         ...
 
     def add_api_key(
@@ -285,8 +292,6 @@ class Operation(msgspec.Struct, frozen=True):
     """Chooses another permission than `permission` by the arguments."""
     is_filtered: bool
     """The answer tells only of what the principal has the permission on; no right is needed to ask."""
-    has_optional_resource: bool
-    """The argument that names the resource may be left out: then it is the cluster."""
     arguments: type[msgspec.Struct]
     """Struct of the function's keyword arguments, with their types and defaults."""
     function: Callable[..., None]
@@ -313,12 +318,10 @@ def operation(
                 else:
                     fields.append((parameter.name, kind, parameter.default))
         name = function.__name__
-        is_optional = any(len(field) == 3 and field[0] == resource for field in fields)
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         documentation = inspect.getdoc(function) or ""
         OPERATIONS[name] = Operation(
-            name, permission, resource, documentation, more_needed, permission_of, is_filtered,
-            is_optional, arguments, function,
+            name, permission, resource, documentation, more_needed, permission_of, is_filtered, arguments, function,
         )  # fmt: skip
         return function
 

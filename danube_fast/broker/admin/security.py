@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.errors import FailedPrecondition, InvalidArgument
-from danube_fast.types import Permission
+from danube_fast.security.scopes import parse_scope
+from danube_fast.types import CLUSTER, Permission
 
 __all__: list[str] = []
 
@@ -30,32 +31,52 @@ def list_security(
 @operation(Permission.MANAGE_CLUSTER)
 def set_principal(
     context: AdminContext, answer: Answer, *, name: str, groups: list[str] | None = None,
-    disabled: bool | None = None,
+    disabled: bool | None = None, credentials: list[str] | None = None, roles: list[str] | None = None,
+    scope: str = CLUSTER,
 ) -> None:  # fmt: skip
-    """Make a principal, or change its groups, or disable it: then it may do nothing. What is not given stays. Answer:
+    """Make a principal, or change its groups, or disable it: then it may do nothing; with `credentials` that prove it, and
+    with `roles` within `scope`, all of that or nothing. What is not given stays, of a credential that it has, too. Answer:
     {"name", "groups", "disabled"}, as they are now."""
-    answer.done(context.security.put_principal(name, groups, disabled=disabled))
+    for credential in credentials or ():
+        _check_is_not_own(context, credential)
+    answer.done(
+        context.security.put_principal(
+            name,
+            groups,
+            disabled=disabled,
+            credentials=credentials or (),
+            roles=roles or (),
+            scope=scope,
+        )
+    )
 
 
 @operation(Permission.MANAGE_CLUSTER)
 def set_credential(
-    context: AdminContext, answer: Answer, *, credential: str, principal: str, expires_seconds: int = 0,
-    label: str = "",
+    context: AdminContext, answer: Answer, *, credential: str, principal: str,
+    expires_seconds: int | None = None, label: str | None = None,
 ) -> None:  # fmt: skip
     """Let a credential prove that a client is this principal: `curve:` and a public key, `uid:` and the number of a
-    local user, or `mtls:` and the SHA-256 of a certificate or its subject. It ends after `expires_seconds`, 0: never."""
-    if expires_seconds < 0:
+    local user, or `mtls:` and the SHA-256 of a certificate or its subject. It ends after `expires_seconds`, 0: never. Of
+    one that is known, what is not given stays. Answer: {"expires_ns", "label"}, as they are now."""
+    if expires_seconds is not None and expires_seconds < 0:
         raise InvalidArgument(f"expires_seconds is {expires_seconds}; write 0 or more")
+    _check_is_not_own(context, credential)
+    answer.done(
+        context.security.put_credential(
+            credential, principal, expires_seconds=expires_seconds, label=label
+        )
+    )
+
+
+def _check_is_not_own(context: AdminContext, credential: str) -> None:
+    """Raise InvalidArgument for a key of the broker."""
     kind, _, public_key = credential.partition(":")
     # a broker that asks no one has no such key: it says so itself
     if kind == "curve" and public_key in _own_keys(context):
         raise InvalidArgument(
             "that is the public key of the broker itself; register the one of the user's own key file"
         )
-    context.security.put_credential(
-        credential, principal, expires_seconds=expires_seconds, label=label
-    )
-    answer.done()
 
 
 def _own_keys(context: AdminContext) -> list[str]:
@@ -146,6 +167,8 @@ def end_sign_ons(
 def check_permission(
     context: AdminContext, answer: Answer, *, principal: str, permission: Permission, resource: str
 ) -> None:
-    """Tell whether a principal may do that: {"allowed"}."""
-    rights = context.security.rights
-    answer.done({"allowed": rights.permits(principal, permission, resource)})
+    """Tell whether a principal may do that, and has a record: {"allowed", "registered"}. `resource` is named as a scope is."""
+    is_registered = context.security.is_registered(principal)
+    parse_scope(resource)
+    allowed = context.security.rights.permits(principal, permission, resource)
+    answer.done({"allowed": allowed, "registered": is_registered})

@@ -28,9 +28,11 @@ class PendingGaps:
         """Add a gap that was met. One that goes on where the last one ends, for the same reason, makes that longer."""
         self.is_dirty = True
         gaps = self._gaps
-        if gaps and gaps[-1].start <= gap.start <= gaps[-1].end and _is_alike(gaps[-1], gap):
-            gaps[-1] = gaps[-1]._replace(end=max(gaps[-1].end, gap.end))
-            return
+        if gaps and gaps[-1].start <= gap.start <= gaps[-1].end:
+            last = gaps[-1]
+            if (last.reason, last.lost) == (gap.reason, gap.lost):
+                gaps[-1] = last._replace(end=max(last.end, gap.end))
+                return
         gaps.append(gap)
         if len(gaps) > GAPS_MAX:
             first, second = gaps[:2]
@@ -53,7 +55,3 @@ class PendingGaps:
     def restore(self, record: Record) -> None:
         """Set what a record says."""
         self._gaps = [Gap(end, reason, lost, start) for start, end, reason, lost in record.gaps]
-
-
-def _is_alike(one: Gap, other: Gap) -> bool:
-    return (one.reason, one.lost) == (other.reason, other.lost)

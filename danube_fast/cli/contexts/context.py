@@ -18,21 +18,18 @@ from danube_fast.cli.contexts.context_file import (
     values,
 )
 from danube_fast.cli.contexts.open_client import access_of
-from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, YesOption, example
+from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, YesOption, example, group
 from danube_fast.cli.output import print_result, print_table, refuse_without_yes
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="context",
-    help="Keep brokers, and how to come into them, under names.",
-    no_args_is_help=True,
-    epilog=example(
-        "danube-fast context add prod --url danube://broker.example:6650 --server-key 'LmZ$...' --key-file ann.key",
-        "danube-fast context use prod",
-        "danube-fast --context prod topics list",
-    ),
+app = group(
+    "context",
+    "Keep brokers, and how to come into them, under names.",
+    "danube-fast context add prod --url danube://broker.example:6650 --server-key 'LmZ$...' --key-file ann.key",
+    "danube-fast context use prod",
+    "danube-fast --context prod topics list",
 )
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Its name.", autocompletion=complete_contexts)

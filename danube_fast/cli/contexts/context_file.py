@@ -73,7 +73,7 @@ class BrokerContext(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     server_uid: str = ""
 
 
-FIELDS = tuple(field for field in BrokerContext.__struct_fields__)
+FIELDS = BrokerContext.__struct_fields__
 
 
 class Value(NamedTuple):

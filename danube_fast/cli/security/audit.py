@@ -56,7 +56,8 @@ def audit(
     if data_dir is None:
         found: Sequence[Row] = ask("list_audit", **wanted, limit=count)
     else:
-        found = _all_in(data_dir, wanted)[-count:]
+        pages = _file_pages(data_dir, **wanted, ends=True)
+        found = [each for page in pages for each in page.records][-count:]
     if ask.form is OutputForm.JSON:
         print_result(ask.form, found)
         return
@@ -186,7 +187,3 @@ def _file_pages(
             Event().wait(FOLLOW_SECONDS)
     if damaged:
         note(f"{damaged} lines cannot be read: a kill or a full disk has cut them")
-
-
-def _all_in(data_dir: Path, wanted: dict[str, Any]) -> list[Row]:
-    return [each for page in _file_pages(data_dir, **wanted, ends=True) for each in page.records]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -17,49 +16,31 @@ from danube_fast.cli.options import (
     YesOption,
     command,
     example,
+    group,
 )
-from danube_fast.cli.output import print_result, safe_text
+from danube_fast.cli.output import print_result, safe_text, time_text
 from danube_fast.cli.security import audit, certificates, server_key, sign_ons, tokens
 from danube_fast.cli.security.deletions import ForceOption, delete_record, list_records
 from danube_fast.cli.security.recover import recover
-from danube_fast.errors import InvalidArgument, NotFound
+from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="security",
-    help="Say who may do what: users, keys, roles, bindings.",
-    no_args_is_help=True,
-    epilog=example(
-        "danube-fast security new-key ann.key",
-        "danube-fast security users add ann --public-key-of ann.key --role admin",
-        "danube-fast security bindings add user:ann producer '/orders/*'",
-    ),
+FIRST_KEY = "bootstrap-admin.key"
+"""File with the key that a broker begins with."""
+T = TypeVar("T")
+
+app = group(
+    "security",
+    "Say who may do what: users, keys, roles, bindings.",
+    "danube-fast security new-key ann.key",
+    "danube-fast security users add ann --public-key-of ann.key --role admin",
+    "danube-fast security bindings add user:ann producer '/orders/*'",
 )
-users = typer.Typer(
-    epilog=example("danube-fast security users list"),
-    name="users",
-    help="People and programs that come in.",
-    no_args_is_help=True,
-)
-keys = typer.Typer(
-    epilog=example("danube-fast security keys list"),
-    name="keys",
-    help="What proves who they are.",
-    no_args_is_help=True,
-)
-roles = typer.Typer(
-    epilog=example("danube-fast security roles list"),
-    name="roles",
-    help="Permissions under a name.",
-    no_args_is_help=True,
-)
-bindings = typer.Typer(
-    epilog=example("danube-fast security bindings list"),
-    name="bindings",
-    help="Who has which role, and where.",
-    no_args_is_help=True,
-)
+users = group("users", "People and programs that come in.", "danube-fast security users list")
+keys = group("keys", "What proves who they are.", "danube-fast security keys list")
+roles = group("roles", "Permissions under a name.", "danube-fast security roles list")
+bindings = group("bindings", "Who has which role, and where.", "danube-fast security bindings list")
 for _group in (users, keys, tokens.app, sign_ons.app, roles, bindings, server_key.app):
     app.add_typer(_group)
 app.command("recover", epilog=recover.epilog)(recover)  # type: ignore[attr-defined]
@@ -69,12 +50,16 @@ app.command("new-certificate", epilog=certificates.new_certificate.epilog)(  # t
 
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Its name.")]
 KeyOption = Annotated[
-    str | None, typer.Option("--public-key", metavar="KEY", help="Public key, 40 characters.")
+    list[str] | None,
+    typer.Option("--public-key", metavar="KEY", help="Public key, 40 characters; may be repeated."),
 ]
 KeyFileOption = Annotated[
-    Path | None,
-    typer.Option("--public-key-of", metavar="FILE", help="Key file whose public key is taken."),
-]
+    list[Path] | None,
+    typer.Option(
+        "--public-key-of", metavar="FILE",
+        help="Key file whose public key is taken; may be repeated.",
+    ),
+]  # fmt: skip
 CertificateOption = Annotated[
     Path | None,
     typer.Option("--certificate-of", metavar="FILE", help="PEM file with a certificate for HTTPS."),
@@ -94,7 +79,10 @@ SubjectFileOption = Annotated[
     ),
 ]  # fmt: skip
 UidOption = Annotated[
-    int | None, typer.Option("--uid", help="Number of a local user, whom the kernel vouches for.")
+    list[int] | None,
+    typer.Option(
+        "--uid", help="Number of a local user, whom the kernel vouches for; may be repeated."
+    ),
 ]
 
 
@@ -116,29 +104,24 @@ def new_key(
 
 
 def _credentials(
-    public_key: str | None, key_file: Path | None, uid: int | None, certificate: Path | None = None,
-    subject: str | None = None, subject_file: Path | None = None,
+    public_keys: list[str] | None, key_files: list[Path] | None, uids: list[int] | None,
+    certificate: Path | None = None, subject: str | None = None, subject_file: Path | None = None,
 ) -> list[str]:  # fmt: skip
     """The credentials that options name. Raises InvalidArgument."""
     found = []
-    if public_key is not None:
+    for public_key in public_keys or ():
         from danube_fast.security.curve import is_public_key
 
-        if key_file is not None:
-            raise InvalidArgument(
-                "--public-key and --public-key-of name a key each; give one of them"
-            )
         if not is_public_key(public_key):  # not repeated: a secret may have been given by mistake
             raise InvalidArgument(
                 "--public-key is not a public key; give the 40 characters that `danube-fast security new-key` printed"
             )
         found.append(f"curve:{public_key}")
-    if key_file is not None:
+    for key_file in key_files or ():
         from danube_fast.security.curve import read_key_file
 
         found.append(f"curve:{read_key_file(key_file).public}")
-    if uid is not None:
-        found.append(f"uid:{uid}")
+    found += [f"uid:{uid}" for uid in uids or ()]
     return found + _certificate_credentials(certificate, subject, subject_file)
 
 
@@ -172,31 +155,28 @@ def add(
     group: Annotated[list[str] | None, typer.Option(help="A group it belongs to; may be repeated. '' alone: none any more.")] = None,
     disabled: Annotated[bool | None, typer.Option("--disabled/--enabled", help="Whether its keys and tokens let no one in; without, that stays.")] = None,
     public_key: KeyOption = None, public_key_of: KeyFileOption = None, uid: UidOption = None,
-    role: Annotated[str, typer.Option(help="A role that it gets at once.")] = "",
-    scope: Annotated[str | None, typer.Option(help="Where it has this role.", show_default="cluster")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="A role that it gets at once; may be repeated.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="Where it has these roles.", show_default="cluster")] = None,
 ) -> None:  # fmt: skip
-    """Make a user, or change one, with its key and a role if you give them; say whether it is disabled."""
+    """Make a user, or change one, with its keys and roles if you give them: all of it, or nothing. Say whether it is disabled."""
     credentials = _credentials(public_key, public_key_of, uid)
     _refuse_pinned(credentials)
     groups = [] if group == [""] else group or None
-    if scope is not None and not role:
+    given: dict[str, Any] = {"credentials": credentials} if credentials else {}
+    if role:
+        given |= {"roles": role, "scope": _only("--scope", scope) or "cluster"}
+    elif scope:
         raise InvalidArgument("--scope says where a role counts; give --role too")
-    scope = "cluster" if scope is None else scope
-    _check_grant(user, role, scope)
-    with ask.connect() as client:  # one connection: the first key is good for no more
-        if role:
-            _check_role(client, role)
-        made = client.admin.set_principal(name=user, groups=groups, disabled=disabled)
-        for credential in credentials:
-            client.admin.set_credential(credential=credential, principal=user)
-        if role:
-            client.admin.set_binding(
-                binding=_name_of(f"user:{user}", role, scope),
-                subject=f"user:{user}",
-                role=role,
-                scope=scope,
-            )
+    _check_user(user, credentials, role or [], given.get("scope", ""))
+    made = ask("set_principal", name=user, groups=groups, disabled=disabled, **given)
     ask.show(made, _user_text(user, made))
+
+
+def _only(option: str, given: list[T] | None) -> T | None:
+    """Return the value of an option that is good once. Raises InvalidArgument."""
+    if given and len(given) > 1:
+        raise InvalidArgument(f"{option} is given {len(given)} times; give it once")
+    return given[0] if given else None
 
 
 def _user_text(user: str, made: dict[str, Any] | None) -> str:
@@ -220,26 +200,29 @@ def _refuse_pinned(credentials: list[str]) -> None:
         )
 
 
-def _check_grant(user: str, role: str, scope: str) -> None:
-    """Raise InvalidArgument for what no user, role or scope can be, before anything is changed."""
-    from danube_fast.security.records import Binding, Principal, check_record
+def _check_user(user: str, credentials: list[str], roles: list[str], scope: str) -> None:
+    """Raise InvalidArgument for what no user, key, role or scope can be, before the broker is asked: the first key is good
+    for one connection."""
+    from danube_fast.security.records import (
+        BUILTIN_ROLES,
+        Binding,
+        Credential,
+        Principal,
+        binding_name,
+        check_record,
+    )
 
     check_record(Principal(name=user))
-    if role:
+    for credential in credentials:
+        check_record(Credential(credential, user))
+    for role in roles:
         subject = f"user:{user}"
-        binding = _name_of(subject, role, scope)
-        check_record(Binding(binding=binding, subject=subject, role=role, scope=scope))
-
-
-def _check_role(client: Any, role: str) -> None:
-    """Raise NotFound for a role that is not there, before anything is changed."""
-    from danube_fast.security.records import BUILTIN_ROLES
-
-    if role in BUILTIN_ROLES:
-        return
-    made = client.admin.list_security(record_kind="role")
-    if not any(each["name"] == role for each in made):
-        raise NotFound(f"there is no role {role}; see: danube-fast security roles list")
+        check_record(Binding(binding_name(subject, role, scope), subject, role, scope))
+        if role not in BUILTIN_ROLES and Path(value_of("key_file")).name == FIRST_KEY:
+            raise InvalidArgument(
+                f"{role} is none of the roles {', '.join(BUILTIN_ROLES)}, and {FIRST_KEY} is good for one connection: make an "
+                "administrator with it (--role admin), who gives the others"
+            )
 
 
 @asking(users, "danube-fast security users list", name="list")
@@ -258,8 +241,8 @@ def delete(
         yes,
         "principal",
         user,
-        effect=f"deletes the user {user}, its keys, bindings and sign-ons",
-        done="deleted user",
+        f"deletes the user {user}, its keys, bindings and sign-ons",
+        "deleted user",
         force=force,
     )
 
@@ -269,10 +252,11 @@ def add_key(
     ask: Ask, user: UserArgument, public_key: KeyOption = None, public_key_of: KeyFileOption = None,
     uid: UidOption = None, certificate_of: CertificateOption = None,
     certificate_subject: SubjectOption = None, certificate_subject_of: SubjectFileOption = None,
-    expires_seconds: ExpiresOption = 0,
-    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires_seconds: ExpiresOption = None,
+    label: Annotated[str | None, typer.Option(help="What it is for.")] = None,
 ) -> None:  # fmt: skip
-    """Register a key, a local user, a certificate or its subject as this user. A second one may stand beside it while you rotate."""
+    """Register a key, a local user, a certificate or its subject as this user. A second one may stand beside it while you rotate.
+    One that the user has keeps its end and its label where you give none."""
     credentials = _credentials(
         public_key, public_key_of, uid, certificate_of, certificate_subject, certificate_subject_of
     )
@@ -281,7 +265,7 @@ def add_key(
             "give --public-key, --public-key-of, --uid, --certificate-of, --certificate-subject or "
             "--certificate-subject-of"
         )
-    made = None
+    made, lines = None, []
     for credential in credentials:
         made = ask(
             "set_credential",
@@ -290,7 +274,10 @@ def add_key(
             expires_seconds=expires_seconds,
             label=label,
         )
-    ask.show(made, "\n".join(f"registered {each} as {user}" for each in credentials))
+        ends_ns = made.get("expires_ns") if made else 0  # brokers of before tell nothing of it
+        end = f", until {time_text(ends_ns)}" if ends_ns else ""
+        lines.append(f"registered {credential} as {user}{end}")
+    ask.show(made, "\n".join(lines))
 
 
 @asking(keys, "danube-fast security keys list", name="list")
@@ -310,13 +297,7 @@ def revoke(
 ) -> None:
     """Take a key back: clients that came in with it are sent away."""
     delete_record(
-        ask,
-        yes,
-        "credential",
-        credential,
-        effect=f"revokes {credential}",
-        done="revoked",
-        force=force,
+        ask, yes, "credential", credential, f"revokes {credential}", "revoked", force=force
     )
 
 
@@ -356,9 +337,7 @@ def delete_role(ask: Ask, name: Annotated[str, typer.Argument(metavar="ROLE")], 
         raise InvalidArgument(
             f"the role {name} is built in and stays; take it from users with: danube-fast security bindings delete"
         )
-    delete_record(
-        ask, yes, "role", name, effect=f"deletes the role {name}", done="deleted role", force=force
-    )
+    delete_record(ask, yes, "role", name, f"deletes the role {name}", "deleted role", force=force)
 
 
 @asking(bindings, "danube-fast security bindings add user:ann producer '/orders/*'", name="add")
@@ -376,7 +355,9 @@ def add_binding(
     name: Annotated[str, typer.Option(help="Name of the binding.")] = "",
 ) -> None:
     """Give a user or a group a role within a scope."""
-    made = name or _name_of(subject, role, scope)
+    from danube_fast.security.records import binding_name
+
+    made = name or binding_name(subject, role, scope)
     answer = ask("set_binding", binding=made, subject=subject, role=role, scope=scope)
     ask.show(answer, f"binding {made}: {subject} is {role} of {scope}")
 
@@ -391,13 +372,7 @@ def list_bindings(ask: Ask) -> None:
 def delete_binding(ask: Ask, name: Annotated[str, typer.Argument(metavar="BINDING")], yes: YesOption = False, force: ForceOption = False) -> None:  # fmt: skip
     """Delete a binding: what was open by it is closed."""
     delete_record(
-        ask,
-        yes,
-        "binding",
-        name,
-        effect=f"deletes the binding {name}",
-        done="deleted binding",
-        force=force,
+        ask, yes, "binding", name, f"deletes the binding {name}", "deleted binding", force=force
     )
 
 
@@ -414,7 +389,11 @@ def check(
     found = ask("check_permission", principal=user, permission=permission, resource=resource)
     is_refused = found.get("allowed") is False
     may = "may not" if is_refused else "may"
-    ask.show(found, f"{safe_text(user)} {may} {permission} {safe_text(resource)}")
+    is_unknown = (
+        is_refused and found.get("registered") is False
+    )  # brokers of before tell nothing of it
+    why = ": there is no user of that name" if is_unknown else ""
+    ask.show(found, f"{safe_text(user)} {may} {permission} {safe_text(resource)}{why}")
     if is_refused:
         raise typer.Exit(1)
 
@@ -428,8 +407,3 @@ def _check_permissions(permissions: list[str]) -> None:
             raise InvalidArgument(
                 f"there is no permission {each!r:.100}; there are: {', '.join(Permission)}"
             )
-
-
-def _name_of(subject: str, role: str, scope: str) -> str:
-    """A name for a binding: the same one makes the same binding."""
-    return hashlib.sha256(f"{subject} {role} {scope}".encode()).hexdigest()[:16]

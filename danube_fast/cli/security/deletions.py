@@ -37,7 +37,7 @@ def list_records(ask: Ask, kind: str, empty: str) -> None:
 
 
 def delete_record(
-    ask: Ask, yes: bool, kind: str, name: str, *, effect: str, done: str, force: bool = False
+    ask: Ask, yes: bool, kind: str, name: str, effect: str, done: str, *, force: bool = False
 ) -> None:
     """Delete a record and say that it is `done`; without --yes only tell the `effect`. Raises NotFound, and without
     `force` FailedPrecondition for the last administrator."""

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import OutputForm, example
+from danube_fast.cli.options import OutputForm, group
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="server-key",
-    help="See and change the key by which clients know the broker.",
-    no_args_is_help=True,
-    epilog=example(
-        "danube-fast security server-key prepare",
-        "danube-fast security server-key activate",
-        "danube-fast security server-key retire",
-    ),
+app = group(
+    "server-key",
+    "See and change the key by which clients know the broker.",
+    "danube-fast security server-key prepare",
+    "danube-fast security server-key activate",
+    "danube-fast security server-key retire",
 )
 _NEXT = {
     "one_key": "",

@@ -7,17 +7,16 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import YesOption, example
+from danube_fast.cli.options import YesOption, group
 from danube_fast.cli.output import counted, refuse_without_yes, safe_text
 from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    epilog=example("danube-fast security sign-ons list --user ann"),
-    name="sign-ons",
-    help="Clients that have signed on with an API key or a token.",
-    no_args_is_help=True,
+app = group(
+    "sign-ons",
+    "Clients that have signed on with an API key or a token.",
+    "danube-fast security sign-ons list --user ann",
 )
 
 UserOption = Annotated[str, typer.Option("--user", metavar="USER", help="Those of this user.")]

@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask, asking
-from danube_fast.cli.options import ExpiresOption, YesOption, example
+from danube_fast.cli.options import ExpiresOption, YesOption, group
 from danube_fast.cli.output import note
 from danube_fast.cli.security.deletions import delete_record, list_records
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    epilog=example("danube-fast security tokens list"),
-    name="tokens",
-    help="API keys that programs sign on with.",
-    no_args_is_help=True,
-)
+app = group("tokens", "API keys that programs sign on with.", "danube-fast security tokens list")
 _UNANSWERED = (Unavailable, DeadlineExceeded, KeyboardInterrupt)
 """Errors behind which the broker may have done what it was asked."""
 
@@ -91,10 +86,5 @@ def remove(
 ) -> None:
     """Take an API key back: clients that have signed on with it are sent away."""
     delete_record(
-        ask,
-        yes,
-        "api_key",
-        key_id,
-        effect=f"takes the API key {key_id} back",
-        done="removed the API key",
+        ask, yes, "api_key", key_id, f"takes the API key {key_id} back", "removed the API key"
     )

@@ -19,6 +19,7 @@ from danube_fast.cli.options import (
     TopicArgument,
     YesOption,
     example,
+    group,
     seconds_option,
 )
 from danube_fast.cli.output import (
@@ -45,11 +46,10 @@ STORE = "s3://bucket/prefix"
 HOLD = "holds/001767225600000-0123456789abcdef"
 WAIT_SECONDS = 60
 
-app = typer.Typer(
-    name="history",
-    help="Look into history in an object store, and repair it.",
-    no_args_is_help=True,
-    epilog=example(f"danube-fast history ls --store {STORE}"),
+app = group(
+    "history",
+    "Look into history in an object store, and repair it.",
+    f"danube-fast history ls --store {STORE}",
 )
 
 StoreOption = Annotated[

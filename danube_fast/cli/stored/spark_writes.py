@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from danube_fast.cli.broker import Ask, asking, reach
-from danube_fast.cli.options import YesOption, example
+from danube_fast.cli.options import YesOption, group
 from danube_fast.cli.output import counted, refuse_without_yes
 from danube_fast.cli.stored.history import opened_store
 from danube_fast.clock import SystemClock
@@ -23,17 +23,11 @@ __all__ = ["app"]
 ACK_SECONDS = 300
 """How long a frame may wait for its ack."""
 
-app = typer.Typer(
-    name="spark",
-    help="Look after what Spark writes.",
-    no_args_is_help=True,
-    epilog=example("danube-fast spark writes ls"),
-)
-_writes = typer.Typer(
-    name="writes",
-    help="Writes of Spark: what is staged, committed, published.",
-    no_args_is_help=True,
-    epilog=example("danube-fast spark writes ls"),
+app = group("spark", "Look after what Spark writes.", "danube-fast spark writes ls")
+_writes = group(
+    "writes",
+    "Writes of Spark: what is staged, committed, published.",
+    "danube-fast spark writes ls",
 )
 app.add_typer(_writes)
 

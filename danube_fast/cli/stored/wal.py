@@ -9,19 +9,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from danube_fast.cli.options import OutputForm, OutputOption, YesOption, example
+from danube_fast.cli.options import OutputForm, OutputOption, YesOption, example, group
 from danube_fast.cli.output import Progress, bytes_text, note, print_result, refuse_without_yes
 from danube_fast.clock import SystemClock
 from danube_fast.errors import DataLoss, NotFound
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    name="wal",
-    help="Look into logs.",
-    no_args_is_help=True,
-    epilog=example("danube-fast wal inspect danube-data"),
-)
+app = group("wal", "Look into logs.", "danube-fast wal inspect danube-data")
 
 LOGS_FOLDER = "logs"
 

@@ -143,7 +143,7 @@ class Inbox:
         """Receive a message that is alone in its frame, and wait for it, in the calling thread; None if that takes more,
         or the time is up."""
         pump, frames = self.pump, self.frames
-        if pump.refusal is not None or pump.is_inside() or pump.leads:
+        if pump.refusal is not None or pump.is_inside() or (pump.leader and pump.leads):
             return None
         with self._lock:
             if self._queue:

@@ -181,8 +181,3 @@ class Sending(msgspec.Struct, eq=False):
         own.view[FRAME_AT : FRAME_AT + self.frame_bytes] = self.frame()
         self.buffer, self.frame_at = own, FRAME_AT
         pool.give_back(shared)
-
-    def on_published(self, request: int, status: int, offset: int, text: str) -> None:
-        """Hand the broker's answer to the lane, unless it is for an earlier request."""
-        if request == self.request:
-            self.lane.answered(self, status, offset, text)

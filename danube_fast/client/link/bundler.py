@@ -291,8 +291,9 @@ class Bundler:
         for index, sending in enumerate(sendings):
             # a bundle that was refused as a whole has one outcome
             place = 2 * index if len(outcome) > 2 * index else 0
-            status = outcome[place]
-            sending.on_published(request, status, outcome[place + 1], texts.get(status, ""))
+            status, offset = outcome[place], outcome[place + 1]
+            if sending.request == request:
+                sending.lane.answered(sending, status, offset, texts.get(status, ""))
 
     def prune(self) -> None:
         """Forget bundles whose frames do not wait for that answer any more."""

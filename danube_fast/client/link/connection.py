@@ -106,7 +106,6 @@ class Connection:
         self._hello = 0
         self._opened = False
         self.beats_quickly = False
-        """Whether it beats in the quick rhythm."""
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
@@ -372,14 +371,16 @@ class Connection:
     # ------------------------------------------------------------ receiving
 
     def drain(self, lazily: bool = False) -> int:
-        """Read until nothing is left (credit and windows bound it); how many commands there were.
-
-        `lazily`: rings are not armed, as a leader does that.
-        """
-        port = self._port
+        """Read until nothing is left (credit and windows bound it); how many commands there were. `lazily`: rings are not
+        armed, as a leader does that."""
+        port, count, deliveries = self._port, 0, self._deliveries
+        if lazily and self.has_rings and port is not None and port.free_row:
+            count = deliveries.take_all(take_from_rings, port.free_row, self.receivers)
+            if count and deliveries.are_all and port.free_row:
+                self._heard_ns = self.pump.clock.monotonic_ns()
+                return count
         if isinstance(port, Port) and port.free_row:
             return self._drain_socket(port)
-        count, deliveries = 0, self._deliveries
         rings = port if isinstance(port, RingPort) else None
         if rings is not None:
             rings.arms = not lazily
@@ -387,9 +388,6 @@ class Connection:
         while port is not None and port is self._port:
             if rings is not None and (duplex := rings.duplex) is not None:
                 count += deliveries.take_all(take_from_rings, duplex.row, self.receivers)
-                if count and lazily and deliveries.are_all and rings.free_row:
-                    self._heard_ns = self.pump.clock.monotonic_ns()
-                    return count
             head = port.receive_head()
             if head is not None:
                 self._handle(head, port)

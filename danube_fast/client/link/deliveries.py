@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.published import hand_over
 from danube_fast.client.link.users import Receiver
 from danube_fast.frame.bundle import bundle_entries
@@ -21,8 +22,6 @@ from danube_fast.frame.cpython import AT_BYTES_DATA, COUNTED_NONE, OBJECTS_READA
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.layout import (
     ALL_FLAGS,
-    BUNDLE_ENTRY_BYTES,
-    BUNDLE_HEADER_BYTES,
     BUNDLE_MAGIC,
     FLAG_PAD,
     HEADER_BYTES,
@@ -67,8 +66,6 @@ __all__ = ["Deliveries", "hand_on", "take_from_rings", "take_from_socket"]
 
 Take: TypeAlias = Callable[[int, int, int, int], int]
 """A kernel: (row, words of `Deliveries`, list, where None counts its references) -> consumer's id."""
-FRAME_AT = BUNDLE_HEADER_BYTES + BUNDLE_ENTRY_BYTES
-"""Where the frame begins in its bundle."""
 _DELIVER = op_code(Deliver)
 _NUMBER, _IS_END, _SOUND, _BODY, _ANSWERS, _LINK = (
     (PAIR_WORDS + word) * WORD_BYTES for word in range(6)

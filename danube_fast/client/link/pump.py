@@ -254,7 +254,9 @@ class Pump:
                 if now >= deadline_ns:
                     return False
                 self._follow(min(deadline_ns - now, SLICE_NS))
-            elif self._lead(ready, deadline_ns, 0):
+            elif (is_ready := self._lead(ready, deadline_ns, 0)) is not None:
+                if is_ready:
+                    break
                 return ready()
         if self.answers.sleeping:
             self._pass_on()
@@ -279,25 +281,28 @@ class Pump:
         if not self.leader:
             self.answers.hand_over()
 
-    def _lead(self, ready: Callable[[], object], deadline_ns: int, row: int) -> bool:
-        """Be the leader until `ready()`, or that row (0: none) is answered, callbacks were called, or the time is up
-        (then True)."""
+    def _lead(self, ready: Callable[[], object], deadline_ns: int, row: int) -> bool | None:
+        """Be the leader until `ready()`, or that row (0: none) is answered: True; callbacks were called: None; or the
+        time is up: False."""
         self.leader = threading.get_ident()
         try:
             while True:
                 # of all others the descriptor would tell: only use of a socket swallows its edge
                 if self._unread:
                     self._drain(self._unread, lazily=True)
-                expired = False
-                if (self.callbacks and not self._caller) or (is_answered(row) if row else ready()):
+                is_ready = None
+                if self.callbacks and not self._caller:
+                    break
+                if is_answered(row) if row else ready():
+                    is_ready = True
                     break
                 if self._unread:
                     continue
                 limit_ns = SLICE_NS
                 if deadline_ns != FOREVER_NS:
                     limit_ns = min(SLICE_NS, deadline_ns - self.clock.monotonic_ns())
-                expired = limit_ns <= 0 or self.closed
-                if expired:
+                if limit_ns <= 0 or self.closed:
+                    is_ready = False
                     break
                 self._sleep(row, limit_ns)
         finally:
@@ -308,7 +313,8 @@ class Pump:
                 self.answers.hand_over()
         if self.callbacks:
             self.run_callbacks()
-        return expired
+            return None
+        return is_ready
 
     def _follow(self, limit_ns: int) -> None:
         self._followers += 1

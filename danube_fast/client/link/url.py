@@ -20,7 +20,7 @@ def parse_url(url: str) -> list[str]:
     if "?" in url or "#" in url:  # not repeated: there may be a key in it
         raise InvalidArgument(
             "a broker's address has no options; write danube://host:port, and pass options such as "
-            "server_key=, key_file= and token= to connect()"
+            "server_key=, key_file= and token= beside it"
         )
     if "@" in url:  # not repeated: there may be a password in it
         raise InvalidArgument("a broker's address names no user; write danube://host:port")

@@ -170,7 +170,7 @@ class Publisher(StraightWay):
         if callback is not None and not isinstance(callback, Ticket):
             check_callable(callback, "on_delivery")
         if self.pump.is_inside():
-            self.pump.call_later(self._send_later, fields, callback)
+            self.pump.call_later(lambda: self.pump.run(self.send_steps(fields, callback)))
             return None
         with self._lock:
             self._raise_errors()
@@ -199,9 +199,6 @@ class Publisher(StraightWay):
             elif not lane.is_minded or not lane.open_messages & UNCHECKED_MASK:
                 self._appended(lane)
             return None
-
-    def _send_later(self, fields: Fields, callback: OnDelivery | Ticket | None) -> None:
-        self.pump.run(self.send_steps(fields, callback))
 
     def send_steps(self, fields: Fields, callback: OnDelivery | Ticket | None) -> Steps[None]:
         """Send a checked message, which may have to wait for the window."""
@@ -238,13 +235,13 @@ class Publisher(StraightWay):
 
     def _room(self, lane: Lane, deadline_ns: int) -> Steps[None]:
         """Wait until the window lets one more frame of `lane` through."""
-        ready = yield Wait(lambda: lane.can_pour or self._must_raise(lane), deadline_ns)
+        ready = yield Wait(
+            lambda: lane.can_pour or bool(self._errors or self._refusal or lane.failure),
+            deadline_ns,
+        )
         if not ready:
             with self._lock:
                 raise self._window_error(lane)
-
-    def _must_raise(self, lane: Lane) -> bool:
-        return bool(self._errors) or self._refusal is not None or lane.failure is not None
 
     def _window_error(self, lane: Lane) -> DanubeError:
         seconds = self.timeout_ns / 1e9

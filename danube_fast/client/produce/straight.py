@@ -44,50 +44,29 @@ _BYTES_MASK = (1 << COUNT_SHIFT) - 1
 _BUNDLE_WORD_BYTES = 4
 
 
-@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
-def _finish_frame(
-    head: int, request: int, frame: int, frame_bytes: int, partition_id: int,
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64)")
+def _send_frame(
+    row: int, has_rings: int, request: int, frame: int, frame_bytes: int, partition_id: int,
     producer_id: int, sequence: int, time_ns: int, epoch: int,
 ) -> int:  # fmt: skip
-    """Seal a packed frame, which has room for its bundle before it, and write both its bundle and its PUBLISH; how many
-    bytes that has."""
+    """Seal a packed frame, which has room for its bundle before it, and send both, behind their PUBLISH: 0, or less
+    without room in the rings; over a socket what `port_row.send_pair` says."""
     seal(frame, producer_id, sequence, time_ns, epoch, 0, 0)
-    bundle = frame - FRAME_AT
+    bundle, size = frame - FRAME_AT, FRAME_AT + frame_bytes
     store_u32(bundle, BUNDLE_MAGIC)
     store_u32(bundle + _BUNDLE_WORD_BYTES, 1)
     store_u32(frame - BUNDLE_ENTRY_BYTES, partition_id)
     store_u32(frame - BUNDLE_ENTRY_BYTES + _BUNDLE_WORD_BYTES, frame_bytes)
+    head = row + (HEAD * WORD_BYTES if has_rings != 0 else OUT)
     store_u8(head, FIXED_ARRAY + 2)
     store_u8(head + 1, _PUBLISH)
-    return write_unsigned(head + 2, request) - head
+    head_bytes = write_unsigned(head + 2, request) - head
+    if has_rings != 0:
+        return min(0, push_pair(row, head, head_bytes, bundle, size))
+    return send_pair(row, head_bytes, bundle, size)
 
 
-@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
-def _push_frame(
-    row: int, request: int, frame: int, frame_bytes: int, partition_id: int,
-    producer_id: int, sequence: int, time_ns: int, epoch: int,
-) -> int:  # fmt: skip
-    """Send a packed frame over rings: 0, or less without room."""
-    head = row + HEAD * WORD_BYTES
-    head_bytes = _finish_frame(
-        head, request, frame, frame_bytes, partition_id, producer_id, sequence, time_ns, epoch
-    )
-    return min(0, push_pair(row, head, head_bytes, frame - FRAME_AT, FRAME_AT + frame_bytes))
-
-
-@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
-def _send_frame(
-    port: int, request: int, frame: int, frame_bytes: int, partition_id: int,
-    producer_id: int, sequence: int, time_ns: int, epoch: int,
-) -> int:  # fmt: skip
-    """Send a packed frame over a socket: what `send_pair` says."""
-    head_bytes = _finish_frame(
-        port + OUT, request, frame, frame_bytes, partition_id, producer_id, sequence, time_ns, epoch
-    )
-    return send_pair(port, head_bytes, frame - FRAME_AT, FRAME_AT + frame_bytes)
-
-
-_push, _send = direct(_push_frame), direct(_send_frame)
+_send = direct(_send_frame)
 _pack, _pack_columns = direct(pack_payloads), direct(pack_columns)
 
 
@@ -130,15 +109,14 @@ def send_alone(
         connection.bundler.on_way[request] = [sending]
         producer.unacked_bytes += frame_bytes
         pump.unacked_bytes += frame_bytes
-        push = _push if connection.has_rings else _send
-        pushed = push(
-            row, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id, sequence,
-            time_ns, lane.producer_epoch,
+        sent = _send(
+            row, connection.has_rings, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id,
+            sequence, time_ns, lane.producer_epoch,
         )  # fmt: skip
-        if pushed < 0:
+        if sent < 0:
             del connection.bundler.on_way[request]
             connection.bundler.send(sending)
-        elif pushed:  # something came in meanwhile, whose edge may be gone
+        elif sent:  # something came in meanwhile, whose edge may be gone
             pump.after_send(connection)
         if not connection.beats_quickly:
             connection.beat_soon()

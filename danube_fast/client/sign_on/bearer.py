@@ -40,7 +40,7 @@ class Bearer:
             raise FailedPrecondition(
                 f"the function token= raised {type(error).__name__}; see its cause, and mend the function"
             ) from error
-        return _checked(found, "what the function token= returned")
+        return _checked(found, "what token= returned")
 
     def __repr__(self) -> str:
         return "<Bearer>"

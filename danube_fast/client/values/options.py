@@ -170,7 +170,8 @@ def checked_position(position: Any) -> Position:
     if isinstance(position, dict) and [*position] == ["last"] and _is_count(position["last"]):
         return {"last": int(position["last"])}
     if isinstance(position, dt.timedelta):
-        return {"ago_ns": min(_whole_ns(abs(position)), _POSITION_MAX)}
+        ago_ns = abs(position) // dt.timedelta(microseconds=1) * 1000
+        return {"ago_ns": min(ago_ns, _POSITION_MAX)}
     if isinstance(position, dt.datetime):
         time_ns = check_time_ns(position, "a position in time", high=_POSITION_MAX)
         return {"time_ns": max(0, time_ns)}
@@ -183,10 +184,6 @@ def checked_position(position: Any) -> Position:
 def _is_count(value: Any) -> bool:
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return is_whole and 0 <= int(value) <= _POSITION_MAX
-
-
-def _whole_ns(span: dt.timedelta) -> int:
-    return span // dt.timedelta(microseconds=1) * 1000
 
 
 def parse_time(text: str) -> dt.datetime | dt.timedelta | None:

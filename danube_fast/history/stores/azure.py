@@ -39,7 +39,6 @@ from danube_fast.errors import (
 from danube_fast.history.stores.staged import StagedParts
 from danube_fast.history.stores.store import (
     ObjectInfo,
-    check_object_key,
     check_object_prefix,
     check_range,
 )
@@ -116,19 +115,16 @@ class AzureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def open_azure(url: StoreUrl, clock: Clock, scratch: Path) -> AzureStore:
     """Open the container of an `az://` URL. Raises InvalidArgument for a wrong parameter or a wrong key."""
-    options = store_options(url, AzureOptions)
-    if options.endpoint_url and not options.endpoint_url.startswith(("http://", "https://")):
-        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
-    return AzureStore(url, clock, scratch, options)
+    return AzureStore(url, clock, scratch, store_options(url, AzureOptions))
 
 
 class AzureStore(StagedParts):
     """The objects of one container below one prefix."""
 
+    errors = _ERRORS
+
     def __init__(self, url: StoreUrl, clock: Clock, scratch: Path, options: AzureOptions) -> None:
-        super().__init__(scratch, clock)
-        self.url = url.text
-        self._prefix = url.prefix
+        super().__init__(scratch, clock, url)
         self._container = self._connect(url.place, options, _REQUEST_SECONDS)
         self._sender = self._connect(url.place, options, _SEND_SECONDS)
 
@@ -212,30 +208,15 @@ class AzureStore(StagedParts):
 
     def _put(self, container: Any, key: str, data: bytes | Path) -> None:
         name = self._name(key)
-        try:
-            with self._explained(key):
-                obstore.put(container, name, data, mode="create", use_multipart=False)
-        except NotFound as error:  # nothing that is made can be missing
-            raise Unavailable(str(error)) from None
+        with self._made(key):
+            obstore.put(container, name, data, mode="create", use_multipart=False)
 
     def _send(self, key: str, path: Path) -> None:
         self._put(self._sender, key, path)
 
-    def _name(self, key: str) -> str:
-        return self._prefix + check_object_key(key)
-
     def _info(self, found: Any) -> ObjectInfo:
         modified_ns = int(found["last_modified"].timestamp()) * SECOND_NS
         return ObjectInfo(found["path"].removeprefix(self._prefix), found["size"], modified_ns)
-
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except _ERRORS as error:
-            if isinstance(error, DanubeError):  # Unavailable is a ConnectionError, too
-                raise
-            raise self._explain(error, what) from None
 
     def _explain(self, error: Exception, what: str) -> DanubeError:
         cause = _Cause.of(error)

@@ -44,7 +44,6 @@ from danube_fast.errors import (
 from danube_fast.history.stores.staged import StagedParts
 from danube_fast.history.stores.store import (
     ObjectInfo,
-    check_object_key,
     check_object_prefix,
     check_range,
 )
@@ -107,20 +106,17 @@ class GcsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def open_gcs(url: StoreUrl, clock: Clock, scratch: Path) -> GcsStore:
     """Open the bucket of a `gs://` URL. Raises InvalidArgument for a wrong parameter."""
-    options = store_options(url, GcsOptions)
-    if options.endpoint_url and not options.endpoint_url.startswith(("http://", "https://")):
-        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
-    return GcsStore(url, clock, scratch, options)
+    return GcsStore(url, clock, scratch, store_options(url, GcsOptions))
 
 
 class GcsStore(StagedParts):
     """The objects of one bucket below one prefix."""
 
+    errors = _ERRORS
+
     def __init__(self, url: StoreUrl, clock: Clock, scratch: Path, options: GcsOptions) -> None:
-        super().__init__(scratch, clock)
-        self.url = url.text
+        super().__init__(scratch, clock, url)
         self._place = url.place
-        self._prefix = url.prefix
         self._options = options
         self._lock = threading.Lock()
         self._client: Any = None
@@ -223,30 +219,9 @@ class GcsStore(StagedParts):
             ),
         }
 
-    def _name(self, key: str) -> str:
-        return self._prefix + check_object_key(key)
-
     def _info(self, blob: Any) -> ObjectInfo:
         modified_ns = int(blob.time_created.timestamp()) * SECOND_NS
         return ObjectInfo(blob.name.removeprefix(self._prefix), blob.size, modified_ns)
-
-    @contextlib.contextmanager
-    def _made(self, key: str) -> Iterator[None]:
-        """Explain what a request raises that makes an object: nothing that is made can be missing."""
-        try:
-            with self._explained(key):
-                yield
-        except NotFound as error:
-            raise Unavailable(str(error)) from None
-
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except _ERRORS as error:
-            if isinstance(error, DanubeError):  # Unavailable is a ConnectionError, too
-                raise
-            raise self._explain(error, what) from None
 
     def _explain(self, error: BaseException, what: str, *, is_listed: bool = False) -> DanubeError:
         if isinstance(error, RetryError) and error.cause is not None:

@@ -147,8 +147,6 @@ class S3Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def open_s3(url: StoreUrl, clock: Clock, scratch: Path) -> S3Store:
     """Open the bucket of an `s3://` URL. Raises InvalidArgument for a wrong parameter."""
     options = store_options(url, S3Options)
-    if options.endpoint_url and not options.endpoint_url.startswith(("http://", "https://")):
-        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
     if options.sse not in (None, "AES256", "aws:kms"):
         raise InvalidArgument(f"{url.text!r}: sse is AES256 or aws:kms, not {options.sse}")
     return S3Store(url, options)

@@ -162,7 +162,7 @@ class RetryingStore(Protocol):
 
 def check_object_key(key: str) -> str:
     """`key` itself. Raises InvalidArgument if no store could have it."""
-    if len(key) > KEY_BYTES_MAX or not _KEY.fullmatch(key) or _climbs(key):
+    if len(key) > KEY_BYTES_MAX or not _KEY.fullmatch(key) or "/." in f"/{key}":
         raise InvalidArgument(
             f"{key!r} is not a key of an object; join segments of letters, digits and . _ - = % "
             f"by '/', at most {KEY_BYTES_MAX} bytes"
@@ -205,7 +205,3 @@ def check_parts(upload: Upload, parts: Sequence[Part]) -> int:
             f"{upload.key} has {len(parts)} parts; 1 to {PARTS_MAX} can be joined"
         )
     return end
-
-
-def _climbs(key: str) -> bool:
-    return any(segment.startswith(".") for segment in key.split("/"))

@@ -60,9 +60,10 @@ def parse_store_url(text: str) -> StoreUrl:
     options = dict(pairs)
     hidden = "@" in text or any(_SECRET.search(name) for name in options.keys() - _NO_SECRETS)
     if hidden:
+        places = _PLACES.get(parts.scheme, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         raise InvalidArgument(
             f"the URL of the store {parts.scheme}://... holds credentials; leave them out and give "
-            f"them where the store's own tools look for them, such as {_places_of(parts.scheme)}"
+            f"them where the store's own tools look for them, such as {places}"
         )
     if not parts.scheme or "://" not in text or parts.fragment:
         raise InvalidArgument(
@@ -82,10 +83,6 @@ def parse_store_url(text: str) -> StoreUrl:
     return StoreUrl(text, parts.scheme, parts.netloc, prefix, options)
 
 
-def _places_of(scheme: str) -> str:
-    return _PLACES.get(scheme, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-
-
 def _parse_file(text: str, parts: urllib.parse.SplitResult, options: dict[str, str]) -> StoreUrl:
     path = urllib.parse.unquote(parts.path)
     if parts.netloc or not path.startswith("/") or path == "/" or options:
@@ -96,9 +93,13 @@ def _parse_file(text: str, parts: urllib.parse.SplitResult, options: dict[str, s
 def store_options(url: StoreUrl, kind: type[T]) -> T:
     """Read the URL's parameters as `kind`. Raises InvalidArgument that names the wrong one."""
     try:
-        return msgspec.convert(dict(url.options), kind, strict=False)
+        options = msgspec.convert(dict(url.options), kind, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
         raise InvalidArgument(
             f"{url.text!r}: {error}; {url.scheme}:// takes the parameters {known}"
         ) from None
+    endpoint = getattr(options, "endpoint_url", None)
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{url.text!r}: endpoint_url begins with http:// or https://")
+    return options

@@ -224,7 +224,7 @@ class Namespaces:
             return
         if self._state.now_ns >= self._reap_at_ns:
             self._reap_at_ns = self._state.now_ns + REAP_NS
-            reap(self._sessions_of(namespace))
+            reap({session for each, session in self._open_handles() if each is namespace})
             self.count_handles()
             if shared.take_handle(worker, limit):
                 return
@@ -261,9 +261,6 @@ class Namespaces:
             shared = self._by_name[name].shared
             if shared.handles(worker) != count:
                 shared.set_handles(worker, count)
-
-    def _sessions_of(self, namespace: Namespace) -> set[int]:
-        return {session for each, session in self._open_handles() if each is namespace}
 
     def _open_handles(self) -> list[tuple[Namespace, int]]:
         """List the open handles: namespace and session of each."""

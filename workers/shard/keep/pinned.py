@@ -50,8 +50,10 @@ def free_oldest_segment(job: Rewrite, segments: Segments) -> Generator[bool, Non
     job.needed_from = start
     asking = _asking(job)
     needed: list[tuple[Partition, list[tuple[Run, Rows | None]]]] = []
-    room = end - start if _waits_for_store(job) else (end - start) // 2
-    for partition in job.state.catalog.of_log(job.slot):
+    partitions = job.state.catalog.of_log(job.slot)
+    waits_for_store = any(Cause.HISTORY in each.refusals for each in partitions)
+    room = end - start if waits_for_store else (end - start) // 2
+    for partition in partitions:
         if not partition.reliable:
             continue
         runs: list[tuple[Run, Rows | None]] = []
@@ -87,10 +89,6 @@ def _asking(job: Rewrite) -> set[tuple[object, int]]:
                 found.add((partition, 0))
             found |= {(sub, sub.start_count) for sub in partition.subscriptions.values()}
     return found
-
-
-def _waits_for_store(job: Rewrite) -> bool:
-    return any(Cause.HISTORY in each.refusals for each in job.state.catalog.of_log(job.slot))
 
 
 def _keeps_all(job: Rewrite, partition: Partition) -> bool:

@@ -15,7 +15,6 @@ from danube_fast.broker.admission.layout import INT64_MAX, PartitionWord
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import Consumer, Deliver, Stored, SubscriptionKind
 from danube_fast.errors import Internal
-from danube_fast.ring.handover import RingServer
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.tails import Tails
 from danube_fast.workers.shard.publish.intake import Intake
@@ -26,8 +25,8 @@ from danube_fast.workers.shard.publish.turn_layout import (
     OUTLETS_MAX,
     OutletKind,
 )
-from danube_fast.workers.shard.routed_peers import RoutedPeers
 from danube_fast.workers.shard.state import ShardState
+from danube_fast.workers.shard.transports import Transports
 
 __all__ = ["Outlets"]
 
@@ -44,10 +43,9 @@ class Outlets:
     """Make outlets of the partitions that are published to. Used by the worker's loop only."""
 
     def __init__(
-        self, state: ShardState, rings: RingServer, peers: RoutedPeers, delivery: Delivery,
-        tails: Tails, intake: Intake,
+        self, state: ShardState, transports: Transports, delivery: Delivery, tails: Tails, intake: Intake
     ) -> None:  # fmt: skip
-        self._state, self._rings, self._peers = state, rings, peers
+        self._state, self._transports = state, transports
         self._delivery, self._tails = delivery, tails
         self._intake = intake
         self._recent: dict[int, Partition] = {}
@@ -167,23 +165,21 @@ class Outlets:
         session = self._state.sessions.by_number(consumer.session)
         if session is None or session.closed or session.outbox:
             return 0
-        if not session.has_rings:
-            return self._peers.row_of(session.identity)
-        link = self._rings.link(session.identity)
-        return 0 if link is None or link.slices else link.row
+        return self._transports.free_row(session.identity)
 
     # ------------------------------------------------------------ what kernels have shown
 
     def show(self, slot: int, partition: Partition, stored: Stored, *, is_delivered: bool) -> None:
         """Enter a frame that a kernel has shown, and maybe delivered. Raises Internal if it went to another consumer
         than it should."""
-        self._recent[slot] = partition
+        self._recent[slot], tails = partition, self._tails
         partition.append(stored)
         self._intake.messages_in += stored.message_count
         if not partition.strict:
             self._intake.touched[partition.partition_id] = partition
-        if not partition.keeps_memory:
-            self._tails.count(partition, stored)
+        if not partition.keeps_memory:  # as `Tails.count` does it
+            tails.byte_count += stored.frame_bytes
+            tails.order.append(partition)
         consumer = self._open.get(slot)
         if (
             consumer is None

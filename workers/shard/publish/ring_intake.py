@@ -32,6 +32,7 @@ from danube_fast.frame.system import EPOLL_EVENT_BYTES
 from danube_fast.net.port_kernels import FUNCTIONS
 from danube_fast.net.server import Server
 from danube_fast.net.session import Session
+from danube_fast.ring.duplex_kernel import SESSION
 from danube_fast.ring.handover import RingServer
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.appender import Held
@@ -308,7 +309,7 @@ class RingIntake:
             session = self._sessions.by_identity(identity)
             words[place + LINK.SIDE] = link.row
             is_open = session is not None and not link.slices
-            link.session = words[place + LINK.SESSION] = session.number if session else 0
+            link.words[SESSION] = words[place + LINK.SESSION] = session.number if session else 0
             words[place + LINK.STATUS] = _MORE if is_open else _ORDINARY
             place += LINK_WORDS
         words[JOB.LINKS] = len(awake)
@@ -355,12 +356,12 @@ class RingIntake:
         """Enter what kernels did, and hand on what they left; how many messages were taken."""
         words, rings = self._words, self._rings
         taken: int = words[JOB.TAKEN]
-        links: list[bytes] = []
-        places = range(_LINKS_AT, _LINKS_AT + words[JOB.LINKS] * LINK_WORDS, LINK_WORDS)
-        for place in places:
-            side, is_armed = words[place + LINK.SIDE], words[place + LINK.STATUS] == _ARMED
-            identity = rings.left(side, is_armed=is_armed) or self._peers.identity_of(side)
-            links.append(identity)
+        stop = _LINKS_AT + words[JOB.LINKS] * LINK_WORDS
+        sides = words[_LINKS_AT + LINK.SIDE : stop : LINK_WORDS].tolist()
+        statuses = words[_LINKS_AT + LINK.STATUS : stop : LINK_WORDS].tolist()
+        clients = rings.left(zip(sides, [each == _ARMED for each in statuses], strict=True))
+        identity_of = self._peers.identity_of
+        links = [each or identity_of(side) for each, side in zip(clients, sides, strict=True)]
         if taken:
             taken_rows = words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].cast("B")
             rows = [*map(_AS_TAKEN, _TAKEN.iter_unpack(taken_rows))]
@@ -382,13 +383,12 @@ class RingIntake:
         """The sessions whose messages were taken, by link."""
         senders: dict[int, Session] = {}
         for link in dict.fromkeys([row.link for row in rows]):
-            identity = links[link]
-            session = self._sessions.by_identity(identity)
+            session = self._sessions.by_identity(links[link])
             if session is None:
                 raise Internal("a bundle was taken from a link without a session")
             senders[link] = session
             session.last_seen_ns = self._state.now_ns
-            self._rings.took(identity)
+        self._rings.took([links[link] for link in senders])
         return senders
 
     def _take_back_log(self, rows: list[Taken]) -> None:
