@@ -33,6 +33,7 @@ __all__ = [
     "check_whole",
     "in_our_words",
     "parse_amount",
+    "shown_name",
     "shown_value",
     "unit_of",
 ]
@@ -41,6 +42,8 @@ COMPONENTS = frozenset({"authenticator", "authorizer"})
 """Settings that are NAME:TEXT of a component of another package, where a word of TEXT may be a password."""
 NAME_BYTES_MAX = 256
 """UTF-8 bytes of the name of a producer, a consumer or a subscription."""
+SHOWN_CHARACTERS_MAX = 300
+"""Of a name in an error; longer ones are cut."""
 SECONDS_MAX = 1e9
 TIME_NS_MAX = (1 << 63) - 1
 _INT64_MIN = -(1 << 63)
@@ -238,6 +241,13 @@ def in_our_words(fault: Exception, what: str) -> str:
         if match:
             return f"{subject} {words(match)}"
     return f"{subject} {text[:1].lower()}{text[1:]}"
+
+
+def shown_name(text: str) -> str:
+    """Return a name for a sentence: as Python writes it, in ASCII, if that is empty or long, could steer a terminal or
+    only looks like another one."""
+    is_plain = text.isascii() and text.isprintable() and 0 < len(text) <= SHOWN_CHARACTERS_MAX
+    return text if is_plain else f"{text!a:.{SHOWN_CHARACTERS_MAX}}"
 
 
 def shown_value(name: str, value: Any) -> Any:

@@ -108,7 +108,7 @@ def parse_topic(name: str) -> TopicName:
     parts = name.split("/") if isinstance(name, str) else []
     if len(parts) != 3 or parts[0] or not all(_SEGMENT.match(part) for part in parts[1:]):
         raise InvalidArgument(
-            f"{name!r} is not a topic name; write /namespace/topic, each of 1 to 128 letters, "
+            f"{name!a:.300} is not a topic name; write /namespace/topic, each of 1 to 128 letters, "
             "digits, '_', '.' or '-'"
         )
     return TopicName(name)
@@ -118,7 +118,7 @@ def check_namespace(name: str) -> None:
     """Raise InvalidArgument for what cannot be a namespace."""
     if not isinstance(name, str) or not _SEGMENT.match(name):
         raise InvalidArgument(
-            f"{name!r} is not the name of a namespace; give 1 to 128 letters, digits, '_', '.' or "
+            f"{name!a:.300} is not the name of a namespace; give 1 to 128 letters, digits, '_', '.' or "
             "'-', without a slash"
         )
 
@@ -132,7 +132,7 @@ class TopicPattern:
         parts = text.split("/") if isinstance(text, str) else []
         if len(parts) != 3 or parts[0] or not _SEGMENT.match(parts[1]) or not parts[2]:
             raise InvalidArgument(
-                f"{text!r} is not a pattern; write /namespace/glob, such as /iot/dev-*: the "
+                f"{text!a:.300} is not a pattern; write /namespace/glob, such as /iot/dev-*: the "
                 "namespace by its name, and behind it '*', '?' or '[...]' where you like"
             )
         self.text = text

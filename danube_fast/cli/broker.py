@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +35,12 @@ __all__ = ["Ask", "asking", "connect", "reach"]
 
 CONNECT_SECONDS = 5.0
 """A person at a terminal waits for an answer, shorter than a program would."""
+SIGN_ON_SECONDS = 3.0
+"""Added for a sign-on: a broker waits 5 s for its authenticator before it says what is wrong."""
 
-
+RESTART_SECONDS = 1.0
+"""A port where nothing listens is tried for so long: the process behind it may be starting again."""
+RETRY_SECONDS = 0.05
 GREETING_SECONDS = 1.0
 """A broker that is busy may be slower: then only the client finds out."""
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"
@@ -53,22 +58,26 @@ def _try_all(url: str, *, has_key: bool) -> None:
     from danube_fast.client.link.url import parse_url
     from danube_fast.errors import PermissionDenied, Unavailable
 
-    first: Unavailable | None = None
-    for endpoint in parse_url(url):
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        try:
-            mechanism = _try(host.strip("[]"), int(port))
-            if mechanism == _CURVE and not has_key:
-                raise PermissionDenied(
-                    f"the broker at {host}:{port} asks who you are, and no key is given: set DANUBE_SERVER_KEY and "
-                    "DANUBE_KEY_FILE, or DANUBE_SIGN_ON and DANUBE_TOKEN_FILE, or use a context that has them "
-                    "(danube-fast context add)"
-                )
-            return
-        except Unavailable as error:
-            first = first or error
-    if first is not None:
-        raise first
+    limit = time.monotonic() + RESTART_SECONDS
+    while True:
+        faults: list[Unavailable] = []
+        for endpoint in parse_url(url):
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            try:
+                mechanism = _try(host.strip("[]"), int(port))
+                if mechanism == _CURVE and not has_key:
+                    raise PermissionDenied(
+                        f"the broker at {host}:{port} asks who you are, and no key is given: set DANUBE_SERVER_KEY and "
+                        "DANUBE_KEY_FILE, or DANUBE_SIGN_ON and DANUBE_TOKEN_FILE, or use a context that has them "
+                        "(danube-fast context add)"
+                    )
+                return
+            except Unavailable as error:
+                faults.append(error)
+        is_away = any(isinstance(each.__cause__, ConnectionRefusedError) for each in faults)
+        if not is_away or time.monotonic() >= limit:
+            raise faults[0]
+        time.sleep(RETRY_SECONDS)
 
 
 def _try(host: str, port: int) -> bytes:
@@ -89,11 +98,11 @@ def _try(host: str, port: int) -> bytes:
         raise Unavailable(
             f"the host {host!r} is unknown ({error.strerror}); check the name in --url"
         ) from None
-    except ConnectionRefusedError:
+    except ConnectionRefusedError as error:
         raise Unavailable(
-            f"nothing listens at {place} (connection refused); start a broker with "
-            "`danube-fast serve`, or check the port in --url"
-        ) from None
+            f"nothing listens at {place} (connection refused); start a broker with `danube-fast serve`, check the port in "
+            "--url, or try again if it is starting again"
+        ) from error
     except ConnectionResetError:
         said = b""
     except TimeoutError:
@@ -147,7 +156,8 @@ def connect(url: str, transport: Transport = "auto", context: str = "") -> Any:
     InvalidArgument, PermissionDenied, NotFound."""
     url, access = reach(url, context)
     with _naming_context(context):
-        return open_client(url, access, CONNECT_SECONDS, transport=transport)
+        seconds = CONNECT_SECONDS + (SIGN_ON_SECONDS if access.sign_on else 0)
+        return open_client(url, access, seconds, transport=transport)
 
 
 class Ask(NamedTuple):

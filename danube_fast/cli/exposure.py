@@ -341,7 +341,9 @@ def records(client: Any, status: dict[str, Any], now_ns: int) -> Iterator[Findin
     if fault := status.get("issuers_fault"):
         yield Finding(
             "trusted issuers", FAILURE, f"their newest files are not all in use: {fault}",
-            "repair it: what was in use before counts until then, unless the process of sign-on has started again",
+            "repair it"
+            + ("" if fault.startswith("no token counts") else ": what was in use before counts until then, unless the "
+            "process of sign-on has started again"),
         )  # fmt: skip
     try:
         key = client.admin.describe_server_key()

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 PROGRAM = "danube-fast"
+WORD_CHARACTERS_MAX = 1000
+"""Longer than a path that people have."""
+WORD_CHARACTERS_SHOWN = 100
 
 EXIT_OTHER = 1
 EXIT_USAGE = 2
@@ -69,10 +72,17 @@ def report(error: Exception, *, as_json: bool) -> int:
     code, name, text = _judged(error)
     if not text:  # the help was shown instead
         return code
-    sentence = " ".join(text.split())
+    sentence = " ".join(map(_cut, text.split()))
     line = errors.failure_line(name, sentence) if as_json else f"{PROGRAM}: {sentence}"
     print(line, file=sys.stderr, flush=True)
     return code
+
+
+def _cut(word: str) -> str:
+    """Cut a word that is no word, such as a file's content in place of a name."""
+    if len(word) <= WORD_CHARACTERS_MAX:
+        return word
+    return f"{word[:WORD_CHARACTERS_SHOWN]}... ({len(word)} characters)"
 
 
 def _judged(error: Exception) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.checks import amount_text, unit_of
+from danube_fast.checks import amount_text, shown_name, unit_of
 from danube_fast.cli.options import OutputForm
 from danube_fast.clock import SECOND_NS, SystemClock
 
@@ -166,8 +166,8 @@ def _shown(text: str) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return a name for a sentence: as Python writes it if a terminal could take it for something else."""
-    return text if text.isprintable() else ascii(text)
+    """Return a name for a sentence; see `shown_name`."""
+    return shown_name(text)
 
 
 def _number(name: str, value: float) -> str:
@@ -196,10 +196,14 @@ def duration_text(seconds: float) -> str:
     return " ".join(f"{count} {word}" for count, word in parts[first : first + 2] if count)
 
 
+_WORDS = {"principal": "user", "credential": "key"}
+"""What a person calls that which the protocol names so."""
+
+
 def _heading(name: str) -> str:
     """A name as people read it; the unit stands with the value."""
     unit = unit_of(name)
-    words = name.removesuffix("_ns").split("_")
+    words = [_WORDS.get(each, each) for each in name.removesuffix("_ns").split("_")]
     if unit and words[-1] in ("ms", "us", "seconds") and len(words) > 1:
         words = ["lag", "time"] if words[0] == "lag" else words[:-1]
     return " ".join(words)

@@ -137,11 +137,11 @@ class Core:
             raise bootstrap.failure
         if not bootstrap.is_open:
             sign_on = self._trust.sign_on
-            if sign_on is not None and sign_on.trouble is not None:
-                raise sign_on.trouble
+            if sign_on is not None and (reason := sign_on.late(timeout)) is not None:
+                raise reason
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "
-                "`danube-fast serve`, or check the address; one that asks who you are needs server_key="
+                "`danube-fast serve`, or check the address"
             )
 
     def publish_steps(

@@ -68,8 +68,8 @@ def connect(
     Raises Unavailable when no broker answers in time, or no sign-on; InvalidArgument for a malformed url or `sign_on`;
     FailedPrecondition for a key file that is missing or not private, for a function `token` that raises another error
     than one of danube-fast, in a subinterpreter, and in a free-threaded build of Python; PermissionDenied when the
-    broker has other keys than `server_key`, does not know this client's, or refuses the token, and when `sign_on` does
-    not prove itself.
+    broker has other keys than `server_key`, asks for a key and none is given, does not know this client's, or refuses
+    the token, and when `sign_on` does not prove itself.
     """
     check_interpreter()  # before NumPy, which would warn of it in many words
     from danube_fast.client.client import Client

@@ -50,7 +50,7 @@ _GROUP = EntryPointGroup(
 LOST_OF_ONE_MAX = 2
 """About a principal that has lost so many threads nothing more is asked; it begins with so many."""
 RESERVED = 8
-"""Threads for administrators alone."""
+"""Threads for what administrators and operators ask about the broker itself."""
 REPLACE_NS = SECOND_NS // 20
 """How often those are looked for."""
 QUESTIONS_MAX = 4096
@@ -71,6 +71,9 @@ VERSIONS_LATE_MAX = 3
 """Reads of it that hang, and have threads."""
 
 
+_OF_ADMINISTRATORS = Permission.MANAGE_CLUSTER, Permission.MANAGE_BROKER
+
+
 class _Key(NamedTuple):
     principal: str
     permission: Permission
@@ -78,8 +81,8 @@ class _Key(NamedTuple):
 
     @property
     def is_of_administrator(self) -> bool:
-        """Whether roles let the principal manage the cluster, and that is the question."""
-        return self.permission == Permission.MANAGE_CLUSTER and self.resource == CLUSTER
+        """Whether roles let the principal manage the cluster, or the broker, and that is the question."""
+        return self.permission in _OF_ADMINISTRATORS and self.resource == CLUSTER
 
     @property
     def asker(self) -> Hashable:

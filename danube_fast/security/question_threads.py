@@ -38,6 +38,9 @@ THREADS_OF_ONE_MAX = 8
 """Threads of one asker, if it gets answers."""
 REPLACED_MAX = 224
 """Lost threads that are replaced."""
+AGAIN_NS = 10 * SECOND_NS
+"""An urgent asker whose threads are lost has another one after so long, or as long again as it has lost some: the
+component may have been mended, and what it was asked before hangs on."""
 
 
 class Outcome:
@@ -72,13 +75,18 @@ class Spare(NamedTuple):
 class _Asker:
     """Threads of an asker that has some."""
 
-    __slots__ = ("asking", "lost", "may_have")
+    __slots__ = ("again_ns", "asking", "is_urgent", "lost", "may_have", "since_ns")
 
     def __init__(self, may_have: int) -> None:
         self.asking = 0
         """How many they are, lost ones too."""
         self.lost = 0
         self.may_have = may_have
+        self.is_urgent = False
+        self.since_ns = 0
+        """When it began to lose them."""
+        self.again_ns = 0
+        """When it has another one, if it is urgent."""
 
 
 class QuestionThreads:
@@ -134,20 +142,28 @@ class QuestionThreads:
         """Whether so many threads of an asker are lost that it has no other before one of them ends."""
         with self._lock:
             known = self._askers.get(asker)
-            return known is not None and known.lost >= self._lost_of_one_max
+            return (
+                known is not None
+                and known.lost >= self._lost_of_one_max
+                and not self._tries_again(known)
+            )
 
     def replace_lost(self) -> None:
         """Find the threads that are lost, and start others for what waits; to be called again and again."""
         if self._spare is None:
             return
         with self._lock:
-            late_ns = self._spare.clock.monotonic_ns() - int(ANSWER_SECONDS * SECOND_NS)
+            now_ns = self._spare.clock.monotonic_ns()
+            late_ns = now_ns - int(ANSWER_SECONDS * SECOND_NS)
             late = list(takewhile(lambda each: each[1][1] <= late_ns, self._busy.items()))
             for thread, (asker, _) in late:
                 del self._busy[thread]
                 self.lost += 1
-                self._askers[asker].lost += 1
-                self._askers[asker].may_have = self._lost_of_one_max
+                known = self._askers[asker]
+                known.since_ns = known.since_ns if known.lost else now_ns
+                known.lost += 1
+                known.may_have = self._lost_of_one_max
+                known.again_ns = now_ns + max(AGAIN_NS, now_ns - known.since_ns)
             for asker, queues in list(self._waiting.items()):
                 _trim(queues)
                 if not any(queues):
@@ -164,9 +180,16 @@ class QuestionThreads:
 
     def _may_have_more(self, asker: Hashable) -> bool:
         known = self._askers.get(asker)
-        return known is None or (
-            known.asking < known.may_have and known.lost < self._lost_of_one_max
-        )
+        if known is None:
+            return True
+        has_room = known.asking < known.may_have and known.lost < self._lost_of_one_max
+        return has_room or self._tries_again(known)
+
+    def _tries_again(self, known: _Asker) -> bool:
+        """Whether an asker that has lost threads may have one more, as it waited long enough."""
+        if self._spare is None or not known.is_urgent or not known.asking == known.lost > 0:
+            return False
+        return self._spare.clock.monotonic_ns() >= known.again_ns
 
     def _threads_left(self, asker: Hashable) -> int:
         """How many threads may be started for the asker; below 0: there are too many."""
@@ -211,7 +234,9 @@ class QuestionThreads:
             return None
 
     def _begin(self, asker: Hashable) -> None:
-        self._askers.setdefault(asker, _Asker(self._lost_of_one_max)).asking += 1
+        known = self._askers.setdefault(asker, _Asker(self._lost_of_one_max))
+        known.asking += 1
+        known.is_urgent = asker in self._urgent
         now_ns = 0 if self._spare is None else self._spare.clock.monotonic_ns()
         self._busy[threading.get_ident()] = asker, now_ns
 

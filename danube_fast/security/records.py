@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.errors import InvalidArgument
+from danube_fast.checks import shown_name
+from danube_fast.errors import InvalidArgument, NotFound
 from danube_fast.security.scopes import parse_scope
 from danube_fast.types import Permission
 
@@ -27,6 +28,7 @@ __all__ = [
     "GROUPS_MAX",
     "JWT_SOURCE",
     "LABEL_CHARACTERS_MAX",
+    "NOUNS",
     "SUBJECT_BYTES_MAX",
     "ApiKey",
     "Binding",
@@ -41,6 +43,7 @@ __all__ = [
     "check_record",
     "is_name",
     "key_of",
+    "no_user",
     "parse_scope",
 ]
 
@@ -53,6 +56,10 @@ JWT_SOURCE = "jwt:"
 AUTHENTICATOR_SOURCE = "authenticator:"
 """In front of the name of the authenticator of another package that has vouched for a sign-on."""
 
+NOUNS = {
+    "principal": "user", "credential": "key", "role": "role", "binding": "binding", "api_key": "API key",
+}  # fmt: skip
+"""Kinds of records, as people call them."""
 GROUPS_MAX = 256
 """Groups of one principal: every check looks at each of them."""
 LABEL_CHARACTERS_MAX = 256
@@ -262,7 +269,7 @@ def _check_binding(binding: Binding) -> None:
 
 
 def _check_principal(principal: Principal) -> None:
-    _check_name(principal.name, "a principal")
+    _check_name(principal.name, "a user")
     _check_groups(principal.name, principal.groups)
     if not isinstance(principal.disabled, bool):
         raise InvalidArgument(
@@ -274,7 +281,7 @@ def _check_groups(principal: str, groups: list[str]) -> None:
     if not isinstance(groups, list) or len(groups) > GROUPS_MAX:
         raise InvalidArgument(
             f"the groups of {principal} are not a list of at most {GROUPS_MAX} names; leave some "
-            "out, or bind the roles to the principal itself"
+            "out, or bind the roles to the user itself"
         )
     for group in groups:
         _check_name(group, "a group")
@@ -288,14 +295,14 @@ def _check_credential(credential: Credential) -> None:
     if found is None or (found["uid"] is not None and int(found["uid"]) > _UID_MAX):
         # the text is not repeated: a secret may have been given by mistake
         raise InvalidArgument(
-            "that does not name a credential; write curve: and the 40 characters of a public key in "
+            "that does not name a key; write curve: and the 40 characters of a public key in "
             f"Z85, uid: and the number of a user, 0 to {_UID_MAX}, or mtls: and the 64 digits of the SHA-256 of a "
             "certificate, or its subject"
         )
     if found["subject"] is not None:
         _check_subject(found["subject"])
-    _check_name(credential.principal, "a principal")
-    what = f"a credential of {credential.principal}"
+    _check_name(credential.principal, "a user")
+    what = f"a key of {credential.principal}"
     _check_expiry(what, credential.expires_ns)
     _check_label(what, credential.label)
 
@@ -319,7 +326,7 @@ def _check_api_key(api_key: ApiKey) -> None:
         raise InvalidArgument(
             "that is no record of an API key; make one with: danube-fast security tokens add"
         )
-    _check_name(api_key.principal, "a principal")
+    _check_name(api_key.principal, "a user")
     what = f"an API key of {api_key.principal}"
     _check_expiry(what, api_key.expires_ns)
     _check_label(what, api_key.label)
@@ -328,7 +335,7 @@ def _check_api_key(api_key: ApiKey) -> None:
 def _check_sign_on(sign_on: SignOn) -> None:
     if _CREDENTIAL.match(f"curve:{sign_on.public_key}") is None:
         raise InvalidArgument("that is no public key; send its 40 characters of Z85")
-    _check_name(sign_on.principal, "a principal")
+    _check_name(sign_on.principal, "a user")
     _check_groups(sign_on.principal, sign_on.groups)
     _check_expiry(f"a sign-on of {sign_on.principal}", sign_on.expires_ns)
     _check_expiry(f"a sign-on of {sign_on.principal}", sign_on.made_ns)
@@ -347,7 +354,7 @@ def _check_revocation(revocation: Revocation) -> None:
     )
     if not is_holder:
         raise InvalidArgument(
-            f"{revocation.holder!a:.300} has no sign-ons; give the public key of one, a user, or what they were made "
+            f"{name or revocation.holder!a:.300} has no sign-ons; give the public key of one, a user, or what they were made "
             f"with: {API_KEY_SOURCE}ID, {JWT_SOURCE}ISSUER or {AUTHENTICATOR_SOURCE}NAME"
         )
     _check_expiry("a revocation", revocation.until_ns)
@@ -385,6 +392,14 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     SignOn: _check_sign_on,
     Revocation: _check_revocation,
 }
+
+
+def no_user(name: str) -> NotFound:
+    """Return the error for a user that is not there, and is to have something."""
+    shown = shown_name(name)
+    return NotFound(
+        f"there is no user {shown}; make it with: danube-fast security users add {shown}"
+    )
 
 
 def is_name(text: object) -> bool:

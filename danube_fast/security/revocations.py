@@ -125,15 +125,15 @@ def check_not_older(
         if known is None or not each.is_older_than(known):
             continue
         raise FailedPrecondition(
-            f"the list of revoked certificates of {each.ca} in {path} is older than the newest one that was in use ("
-            f"{_issue_of(each)}, then {_issue_of(known)}); give the newest of that CA"
+            f"the list of revoked certificates of {each.ca} in {path} is older than the one that was in use: it "
+            f"has {_issue_of(each)}, and that one had {_issue_of(known)}; give the newest of that CA"
         )
 
 
 def _issue_of(each: RevokedList) -> str:
     """Say which one of its CA it is."""
-    number = "" if each.number is None else f"number {each.number}, "
-    return f"{number}{shown_time(each.begin_ns)}"
+    number = "" if each.number is None else f"number {each.number} and "
+    return f"{number}the time {shown_time(each.begin_ns)}"
 
 
 def _pem_of(der: bytes) -> bytes:

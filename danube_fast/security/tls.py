@@ -270,9 +270,11 @@ class ServerTls:
         """Raise FailedPrecondition if one is older than one before, or one that was not there is not good now: it would refuse
         all clients of its CA."""
         new = [each for scope, each in lists.newest.items() if each != old.newest.get(scope)]
-        if any(self._has_expired(each.end_ns) for each in new):
+        ended = [each.ca for each in new if self._has_expired(each.end_ns)]
+        if ended:
             raise FailedPrecondition(
-                f"a new list of revoked certificates in {path} has expired already; give the newest of its CA"
+                f"the new list of revoked certificates of {ended[0]} in {path} has expired already; give the newest of "
+                "that CA"
             )
         if any(each.begin_ns > self._clock.wall_ns() for each in new):
             raise FailedPrecondition(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from danube_fast.cli.contexts.context_file import ContextFile, complete_contexts
-from danube_fast.security.curve import new_key_pair
+from danube_fast.security.curve import new_key_pair, write_key_file
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeBroker
 from tests.crash.rig import free_port
@@ -92,8 +92,9 @@ def test_every_value_reaches_the_client(
     token = tmp_path / "token"
     token.write_text("dfk_0123456789abcdef_secret\n")
     token.chmod(0o600)
-    run("context", "add", "key", "--url", "danube://key:1", "--server-key", KEY.public, "--server-key",
-        OTHER_KEY.public, "--key-file", str(tmp_path / "ann.key"), "--server-uid", "1234")  # fmt: skip
+    write_key_file(tmp_path / "ann.key", KEY)
+    run("context", "add", "key", "--url", "danube://key:1", "--server-key", f"{KEY.public} {OTHER_KEY.public}",
+        "--key-file", str(tmp_path / "ann.key"), "--server-uid", "1234")  # fmt: skip
     run("context", "add", "token", "--url", "danube://token:1", "--sign-on", "https://token:2", "--tls",
         "sha256:00", "--token-file", str(token))  # fmt: skip
     run("--context", "key", "topics", "list")
@@ -128,7 +129,7 @@ def test_a_failed_connection_names_the_context(run: Run) -> None:
     outcome = run("--context", "none", "status", "--url", f"danube://127.0.0.1:{port}")
     assert outcome.code == 5 and "context" not in outcome.sentence()
     outcome = run("--context", "typo", "status")
-    assert outcome.code == 3 and "danube-fast context ls" in outcome.sentence()
+    assert outcome.code == 3 and "danube-fast context list" in outcome.sentence()
 
 
 def test_the_file_is_its_owners_alone(run: Run, config_home: Path) -> None:
@@ -153,15 +154,19 @@ def test_the_file_is_its_owners_alone(run: Run, config_home: Path) -> None:
     assert run("context", "ls").code == 2
 
 
-def test_contexts_are_made_changed_listed_and_removed(run: Run, config_home: Path) -> None:
+def test_contexts_are_made_changed_listed_and_removed(
+    run: Run, config_home: Path, tmp_path: Path
+) -> None:
     assert run("context", "ls").err == "no contexts; make one with: danube-fast context add\n"
-    odd = 'with "quotes" \\ and ü.key'
-    run("context", "add", "a.b", "--url", "danube://one:1", "--key-file", odd)
-    run("context", "add", "a.b", "--server-key", KEY.public, "--use")
+    odd = tmp_path / 'with "quotes" \\ and ü.key'
+    write_key_file(odd, OTHER_KEY)
+    run("context", "add", "a.b", "--url", "danube://one:1")
+    key = ("--server-key", KEY.public, "--key-file", str(odd))
+    run("context", "add", "a.b", *key, "--use")
     found = run("context", "show", "a.b", "-o", "json").json()
     assert found == {
         "context": "a.b", "url": "danube://one:1", "server_key": [KEY.public],
-        "key_file": str(Path(odd).absolute()), "sign_on": "", "tls": "", "token_file": "",
+        "key_file": str(odd), "sign_on": "", "tls": "", "token_file": "",
         "server_uid": "",
     }  # fmt: skip
     run("context", "add", "other", "--url", "danube://two:1")
@@ -171,11 +176,41 @@ def test_contexts_are_made_changed_listed_and_removed(run: Run, config_home: Pat
     ]
     assert complete_contexts("o") == ["other"]
     assert "a.b" in run("context", "show").out
-    assert run("context", "remove", "a.b").code == 0
+    assert run("context", "ls").out == run("context", "list").out
+    refused = run("context", "delete", "a.b")
+    assert refused.code == 2 and "--yes" in refused.sentence()
+    assert run("context", "delete", "nosuch").code == 3
+    assert run("context", "delete", "a.b", "--yes").code == 0
     assert ContextFile.read().current == "" and ContextFile.read().names == ["other"]
     assert run("context", "use", "a.b").code == 3
     assert run("context", "use", "none").code == 0
     assert [path.name for path in path_of(config_home).parent.iterdir()] == ["contexts.toml"]
+
+
+def test_a_way_in_that_no_command_would_take_is_refused(
+    run: Run, config_home: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "ann.key"
+    write_key_file(own, KEY)
+    key, signs_on = ["--key-file", str(own)], ["--sign-on", "https://x:1", "--token-file", "t"]
+    server_key = ["--server-key", KEY.public]
+    for words, told in [
+        ([*server_key, *key, *signs_on], "are two ways in"),
+        (server_key, "needs a key of yours"),
+        (key, "needs server_key"),
+        (["--sign-on", "https://x:1"], "needs token_file"),
+        ([*server_key, "--key-file", str(tmp_path / "none.key")], "no key file"),
+    ]:
+        outcome = run("context", "add", "prod", *words)
+        assert outcome.code in (2, 4) and told in outcome.sentence()
+        assert not path_of(config_home).exists()
+    assert run("context", "add", "prod", *server_key, *key).code == 0
+    refused = run("context", "add", "prod", *signs_on)
+    assert refused.code == 2 and "--key-file ''" in refused.sentence()
+    assert run("context", "add", "prod", *signs_on, "--key-file", "").code == 0
+    assert run("context", "add", "prod", "--server-key", "").code == 0
+    found = run("context", "show", "prod", "-o", "json").json()
+    assert found["sign_on"] and not found["key_file"] and not found["server_key"]
 
 
 def test_changes_at_once_are_all_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -112,6 +113,7 @@ def test_who_does_not_answer_is_told_apart(run: Run, listener: socket.socket) ->
     unknown = run("status", "--url", "danube://no-such-host.invalid:6650")
     assert "is not a broker but an HTTP server" in http.sentence()
     assert f"nothing listens at 127.0.0.1:{free} (connection refused)" in refused.sentence()
+    assert "try again if it is starting again" in refused.sentence()
     assert "the host 'no-such-host.invalid' is unknown" in unknown.sentence()
     assert [http.code, refused.code, unknown.code] == [5, 5, 5]
 
@@ -133,6 +135,28 @@ def test_one_of_several_hosts_is_enough(listener: socket.socket) -> None:
     thread.join()
     with pytest.raises(Unavailable, match=f"nothing listens at 127.0.0.1:{free}"):
         seam._try_all(f"danube://127.0.0.1:{free},no-such-host.invalid:1", has_key=False)
+
+
+def test_a_broker_that_is_back_soon_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator may be starting again: nothing listens at the port for a moment."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    waits: list[float] = []
+
+    with contextlib.ExitStack() as listening:
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                made = listening.enter_context(socket.create_server(("127.0.0.1", port)))
+                thread = threading.Thread(target=lambda: made.accept()[0].close())
+                thread.start()
+                listening.callback(thread.join)
+
+        monkeypatch.setattr("time.sleep", wait)
+        with pytest.raises(Unavailable, match="is not a broker but something else"):
+            seam._try_all(f"danube://127.0.0.1:{port}", has_key=False)
+    assert len(waits) == 2
 
 
 def test_a_broker_that_asks_for_a_key(

@@ -303,10 +303,23 @@ def test_a_client_that_is_closed_leaves_no_thread(site: Site) -> None:
 def test_a_sign_on_that_is_under_way_ends_with_the_client(site: Site) -> None:
     site.port.serve = silent
     began = time.monotonic()
-    with pytest.raises(Unavailable, match="no broker answers"):
+    with pytest.raises(Unavailable, match=r"has not answered the sign-on within 0\.5 s") as found:
         site.connect(timeout=0.5)
+    assert site.port.url in str(found.value) and "danube-fast serve" not in str(found.value)
     assert time.monotonic() - began < 5, "close() waits for the sign-on"
     assert not [each for each in threading.enumerate() if each.name == "danube-sign-on"]
+
+
+def test_a_token_that_does_not_come_is_named(site: Site) -> None:
+    over = threading.Event()
+    try:
+        with pytest.raises(
+            Unavailable, match=r"function token= has returned nothing within 0\.5 s"
+        ):
+            site.connect(timeout=0.5, token=lambda: str(over.wait(WAIT_SECONDS)))
+    finally:
+        over.set()
+    assert not site.port.asked
 
 
 def test_a_child_signs_on_with_a_key_of_its_own(site: Site) -> None:

@@ -107,6 +107,11 @@ def test_another_service_and_redirects(site: Site, status: int) -> None:
 
 
 def test_busy_servers_are_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.refusals += [refusal(503, "Unavailable", "the authenticator does not decide")] * 9
+    words = "(HTTP 503: the authenticator does not decide)"
+    assert words in str(fails(lambda: site.connect(timeout=0.5), Unavailable))
+    site.refusals.clear()
+    site.port.asked.clear()
     for pause in ("SIGN_ON_BACKOFF_NS", "SIGN_ON_BACKOFF_NEEDED_NS_MAX"):
         monkeypatch.setattr(f"danube_fast.client.sign_on.renewal.{pause}", 50_000_000)
     site.refusals += [

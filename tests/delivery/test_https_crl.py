@@ -70,7 +70,7 @@ def test_a_damaged_list_leaves_the_old_one_and_says_so_once(server: HttpsServer)
     faults = {
         "cut short": sound[: len(sound) // 2],
         "has expired already": server.authority.crl(hours=-1),
-        "is older than the newest one that was in use": server.authority.crl(begin_days=31),
+        "is older than the one that was in use": server.authority.crl(begin_days=31),
         "'CN=ca' is not signed by this CA": server.authority.crl(signer=Authority()),
         "'CN=evil' is of no CA of clients": sound + Authority("CN=evil").crl(),
     }

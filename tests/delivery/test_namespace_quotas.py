@@ -232,9 +232,9 @@ def test_a_publisher_hears_that_the_quota_is_full_and_what_to_do(
     with client.producer("/full/t", timeout=1.5) as full, pytest.raises(ResourceExhausted) as caught:  # fmt: skip
         fill(full)
     text = str(caught.value)
-    assert text.startswith("refused when it was last sent, and not stored: namespace full keeps"), (
-        text
-    )
+    assert text.startswith(
+        "the broker refused it when it was last sent, and has not stored it: namespace full keeps"
+    ), text
     assert text.endswith("danube-fast namespaces set-quota full namespace_storage_bytes_max=N"), (
         text
     )

@@ -12,12 +12,14 @@ from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
 from danube_fast.net import protocol as p
 from danube_fast.security.authorizers import (
     ANSWER_NS,
+    FAULT_NS,
     LOST_OF_ONE_MAX,
     RESERVED,
     AskedAuthorizer,
 )
 from danube_fast.security.entry_points import SAID_CHARACTERS_MAX, said
 from danube_fast.security.question_threads import (
+    AGAIN_NS,
     ANSWER_SECONDS,
     REPLACED_MAX,
     THREADS_MAX,
@@ -155,6 +157,50 @@ def test_an_administrator_whose_list_hangs_may_disable_a_user_all_the_same() -> 
         flooded.later()
         assert type(flooded.loop.outcome("ann", P.LOOKUP, "/shop/x")) is Unavailable
         assert flooded.loop.outcome("ann", P.MANAGE_CLUSTER, CLUSTER) is None
+        assert flooded.loop.outcome("ann", P.MANAGE_BROKER, CLUSTER) is None, "no status"
+
+
+class MendedOnce(Gate):
+    """Hangs until it is well; what it was asked before hangs on."""
+
+    is_well = False
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        if not self.is_well:
+            super().authorize(principal, permission, resource)
+
+
+def test_an_administrator_whose_questions_hang_is_asked_about_again_after_a_while() -> None:
+    question = "ann", P.MANAGE_BROKER, CLUSTER
+    with opened_gate(MendedOnce()) as gate:
+        flooded = Flooded(gate, Moved())
+        loop = flooded.loop
+
+        def is_asked() -> bool:
+            """Ask, let that hang, and be refused."""
+            before, ends = len(gate.asked), list[DanubeError]()
+            when_decided(lambda: loop.access.authorize(*question), ends.append)
+            if ends:
+                assert "is asked no other" in str(ends[0])
+                return False
+            loop.until("the question", lambda: len(gate.asked) == before + 1)
+            flooded.later()
+            loop.until("its end", lambda: ends)
+            flooded.later(FAULT_NS)
+            return True
+
+        asked = [is_asked() for _ in range(LOST_OF_ONE_MAX + 1)]
+        assert asked == [True] * LOST_OF_ONE_MAX + [False]
+        flooded.later(AGAIN_NS)
+        assert is_asked(), "about an administrator it is asked again"
+        flooded.later(AGAIN_NS)
+        assert not is_asked(), "the pause is as long as it has hung"
+        flooded.later(3 * AGAIN_NS)
+        gate.is_well = True
+        for _ in range(3):
+            assert loop.outcome(*question) is None
+            flooded.later(ANSWER_NS + 1)
+        assert flooded.asked.threads_lost == len(gate.asked) == LOST_OF_ONE_MAX + 1
 
 
 @pytest.mark.parametrize("kind", [PermissionDenied, OSError, ValueError])

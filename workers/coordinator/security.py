@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker import messages as m
+from danube_fast.checks import shown_name
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.countdown import Countdown
 from danube_fast.errors import (
@@ -35,6 +36,7 @@ from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BOOTSTRAP,
     BUILTIN_ROLES,
+    NOUNS,
     ApiKey,
     Binding,
     Credential,
@@ -46,7 +48,9 @@ from danube_fast.security.records import (
     binding_name,
     check_record,
     key_of,
+    no_user,
 )
+from danube_fast.security.scopes import parse_scope
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.coordinator.administrators import (
@@ -148,11 +152,14 @@ class SecurityDirectory:
         """Whether security is on."""
         return self._access is not None
 
-    def is_registered(self, principal: str) -> bool:
-        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+    def check(self, principal: str, permission: Permission, resource: str) -> dict[str, bool]:
+        """Tell whether a principal may do that, and has a record; see the operation. Raises InvalidArgument for what is no
+        name of a user, or no scope."""
         made = Principal(principal)
         check_record(made)
-        return self._policy.get(key_of(made)) is not None
+        parse_scope(resource)
+        allowed = self.rights.permits(principal, permission, resource)
+        return {"allowed": allowed, "registered": self._policy.get(key_of(made)) is not None}
 
     def has_administrator(self) -> bool:
         """Whether a principal that may change these records can come in."""
@@ -333,7 +340,7 @@ class SecurityDirectory:
             ids = " and ".join(each.id for each in mine if each not in ended)
             raise FailedPrecondition(
                 f"{name} has {LIVE_KEYS_MAX} live API keys, {ids}: remove the one that is no longer used, with: "
-                "danube-fast security tokens remove ID"
+                "danube-fast security tokens remove ID --yes"
             )
         self.change([made])
         self.remove(key_of(each) for each in ended)
@@ -346,15 +353,13 @@ class SecurityDirectory:
         kind, _, name = subject.partition(":")
         # groups need no record: tokens bring them
         if kind == "user":
-            self._check_principal(name, "user")
+            self._check_principal(name)
         self._check_binding(made)
         self._put(made)
 
-    def _check_principal(self, name: str, noun: str = "principal") -> None:
+    def _check_principal(self, name: str) -> None:
         if self._policy.get(f"principal/{name}") is None:
-            raise NotFound(
-                f"there is no {noun} {name}; make it with: danube-fast security users add {name}"
-            )
+            raise no_user(name)
 
     def _end_of(self, expires_seconds: int | None) -> int:
         """When a key ends that is made now and is good for so long; 0: never."""
@@ -365,7 +370,9 @@ class SecurityDirectory:
         Raise FailedPrecondition for a name that another binding has, InvalidArgument for what is no binding."""
         check_record(made)
         if made.role not in BUILTIN_ROLES and self._policy.get(f"role/{made.role}") is None:
-            raise NotFound(f"there is no role {made.role}; see: danube-fast security roles list")
+            raise NotFound(
+                f"there is no role {shown_name(made.role)}; see: danube-fast security roles list"
+            )
         known = self._policy.get(f"binding/{made.binding}")
         if isinstance(known, Binding) and known.subject != made.subject:
             raise FailedPrecondition(
@@ -385,7 +392,7 @@ class SecurityDirectory:
         key = f"{kind}/{name}"
         if self._policy.get(key) is None:
             raise NotFound(
-                f"there is no {kind} {name}; see: danube-fast security {COMMANDS[kind]} list"
+                f"there is no {NOUNS[kind]} {shown_name(name)}; see: danube-fast security {COMMANDS[kind]} list"
             )
         keys = [key]
         if kind == "principal":

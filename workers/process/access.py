@@ -157,7 +157,7 @@ class Access:
             who = f"local user {number}" if kind == "uid" else "this key"
             raise PermissionDenied(
                 f"{who} is not registered with this broker, or not any more; an administrator registers it with: "
-                "danube-fast security keys add; one that has signed on signs on again"
+                "danube-fast security keys add; a client that came in by a sign-on has to sign on again"
             )
         key = claims.get("key")
         if proof.startswith("uid:") and isinstance(key, str):

@@ -92,7 +92,9 @@ class AskedAuthenticator:
 
     def _undecided(self, what: str) -> Unavailable:
         self._faults.warn("the authenticator %s %s", self._rules.name, what)
-        return Unavailable("it cannot be decided just now who you are; try again")
+        return Unavailable(
+            "the authenticator of this broker does not decide just now who you are; try again, or see the broker's log"
+        )
 
 
 def load_authenticator(settings: Settings, clock: Clock) -> AskedAuthenticator | None:

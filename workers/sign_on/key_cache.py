@@ -119,4 +119,5 @@ class KeyCache:
     def _note(self, fault: str) -> None:
         if fault != self.fault:
             self.fault = fault
-            _log.warning("keys of issuer %s: %s", self.issuer.name, fault)
+            named = f"keys of issuer {self.issuer.name}"
+            _log.warning("%s", fault if named in fault else f"{named}: {fault}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from danube_fast.broker.admin.registry import AdminContext, Answer, operation
 from danube_fast.errors import FailedPrecondition, InvalidArgument
-from danube_fast.security.scopes import parse_scope
 from danube_fast.types import CLUSTER, Permission
 
 __all__: list[str] = []
@@ -168,7 +167,4 @@ def check_permission(
     context: AdminContext, answer: Answer, *, principal: str, permission: Permission, resource: str
 ) -> None:
     """Tell whether a principal may do that, and has a record: {"allowed", "registered"}. `resource` is named as a scope is."""
-    is_registered = context.security.is_registered(principal)
-    parse_scope(resource)
-    allowed = context.security.rights.permits(principal, permission, resource)
-    answer.done({"allowed": allowed, "registered": is_registered})
+    answer.done(context.security.check(principal, permission, resource))

@@ -14,10 +14,13 @@ from danube_fast.cli.contexts.context_file import (
     ContextFile,
     chosen_name,
     complete_contexts,
+    fields_of,
     values,
 )
-from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, example, group
-from danube_fast.cli.output import print_result, print_table
+from danube_fast.cli.contexts.open_client import access_of
+from danube_fast.cli.options import DEFAULT_URL, OutputForm, OutputOption, YesOption, example, group
+from danube_fast.cli.output import print_result, print_table, refuse_without_yes
+from danube_fast.errors import InvalidArgument
 
 __all__ = ["app"]
 
@@ -33,8 +36,9 @@ NameArgument = Annotated[
 ]
 
 
-@app.command("ls", epilog=example("danube-fast context ls"))
-def ls(output: OutputOption = OutputForm.TEXT) -> None:
+@app.command("ls", hidden=True, epilog=example("danube-fast context ls"))
+@app.command("list", epilog=example("danube-fast context list"))
+def show_all(output: OutputOption = OutputForm.TEXT) -> None:
     """List the contexts; the one in use is marked."""
     file, used = ContextFile.read(), chosen_name()
     rows = [
@@ -44,13 +48,15 @@ def ls(output: OutputOption = OutputForm.TEXT) -> None:
     print_table(output, rows, "no contexts; make one with: danube-fast context add")
 
 
-@app.command(epilog=example("danube-fast context add prod --key-file ann.key --use"))
+@app.command(
+    epilog=example("danube-fast context add prod --server-key 'LmZ$...' --key-file ann.key --use")
+)
 def add(
     name: NameArgument,
     url: Annotated[str | None, typer.Option(help="Where the broker listens.")] = None,
     server_key: Annotated[
         list[str] | None,
-        typer.Option(help="Its public key; repeat it while the key is rotated."),
+        typer.Option(help="Its public key; 'NEW OLD' while the key is rotated."),
     ] = None,
     key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with your key pair.")
@@ -73,14 +79,17 @@ def add(
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
     output: OutputOption = OutputForm.TEXT,
 ) -> None:
-    """Make a context, or change one: what is not given stays. Files are kept as paths, never what is in them."""
+    """Make a context, or change one: what is not given stays, and '' takes a value out. Files are kept as paths, never
+    what is in them."""
+    keys = [each for text in server_key or () for each in text.replace(",", " ").split()]
     given: dict[str, Any] = {
-        "url": url, "server_key": server_key or None, "sign_on": sign_on, "tls": _tls(tls),
+        "url": url, "server_key": keys if server_key else None, "sign_on": sign_on, "tls": _tls(tls),
         "key_file": _absolute(key_file), "token_file": _absolute(token_file),
         "server_uid": server_uid,
     }  # fmt: skip
     with ContextFile.changing() as file:
         made = file.put(name, {field: value for field, value in given.items() if value is not None})
+        _check_way_in(name, made)
         if use:
             file.use(name)
     print_result(output, {"context": name, **_shown(made)}, f"context {name} in {file.path}")
@@ -94,12 +103,22 @@ def use(name: NameArgument, output: OutputOption = OutputForm.TEXT) -> None:
     print_result(output, {"context": file.current}, f"in use: {file.current or NO_CONTEXT}")
 
 
-@app.command(epilog=example("danube-fast context remove prod"))
+@app.command(epilog=example("danube-fast context delete prod --yes"))
+def delete(
+    name: NameArgument, yes: YesOption = False, output: OutputOption = OutputForm.TEXT
+) -> None:
+    """Delete a context; the files that it names stay."""
+    ContextFile.read().get(name)
+    refuse_without_yes(yes, f"deletes the context {name}, and none of the files that it names")
+    remove(name, output)
+
+
+@app.command(hidden=True, epilog=example("danube-fast context remove prod"))
 def remove(name: NameArgument, output: OutputOption = OutputForm.TEXT) -> None:
-    """Remove a context; the files that it names stay."""
+    """Delete a context without a question."""
     with ContextFile.changing() as file:
         file.remove(name)
-    print_result(output, {"context": name}, f"removed {name}")
+    print_result(output, {"context": name}, f"deleted {name}")
 
 
 @app.command(epilog=example("danube-fast context show", "danube-fast context show prod"))
@@ -125,6 +144,23 @@ def show(
         return
     print_table(output, rows, "")
     print_result(output, {"context": used}, f"context in use: {used or NO_CONTEXT}")
+
+
+def _check_way_in(name: str, made: BrokerContext) -> None:
+    """Raise InvalidArgument for a way in that no command would take, FailedPrecondition for a key file that is missing
+    or not private."""
+    try:
+        access = access_of(fields_of(made), name)
+    except InvalidArgument as error:
+        if not (made.key_file and made.sign_on):
+            raise
+        raise InvalidArgument(
+            f"{error}; an empty option takes out what the context has: --key-file ''"
+        ) from None
+    if access.key_file:
+        from danube_fast.security.curve import read_key_file
+
+        read_key_file(Path(access.key_file))
 
 
 def _shown(context: BrokerContext) -> dict[str, Any]:

@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "chosen_name",
     "complete_contexts",
+    "fields_of",
     "value_of",
     "values",
     "values_of",
@@ -145,7 +146,7 @@ class ContextFile:
         """Return a context. Raises NotFound."""
         found = self._stored.contexts.get(name)
         if found is None:
-            raise NotFound(f"there is no context {name!r:.100}; see: danube-fast context ls")
+            raise NotFound(f"there is no context {name!a:.100}; see: danube-fast context list")
         return found
 
     def put(self, name: str, changes: Mapping[str, str | list[str]]) -> BrokerContext:
@@ -303,7 +304,12 @@ def values() -> dict[str, Value]:
 def values_of(name: str) -> dict[str, Value]:
     """Return the values of a context, in which neither the environment nor the context in use has a say. Raises as
     `values`."""
-    kept = _fields(ContextFile.read().get(name))
+    return fields_of(ContextFile.read().get(name))
+
+
+def fields_of(context: BrokerContext) -> dict[str, Value]:
+    """Return the values of a context alone."""
+    kept = _fields(context)
     return {field: Value(text, "context" if text else "default") for field, text in kept.items()}
 
 

@@ -40,7 +40,7 @@ def enter(app: typer.Typer) -> None:
 def audit(
     ask: Ask,
     since: Annotated[str, typer.Option(metavar="TIME", help="How far back, such as 10min or 7d; 0: all.")] = "1d",
-    principal: Annotated[str, typer.Option(metavar="USER", help="What this user did.")] = "",
+    principal: Annotated[str, typer.Option("--user", "--principal", metavar="USER", help="What this user did.")] = "",
     denied: Annotated[bool, typer.Option("--denied", help="Only what was refused.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     count: Annotated[int, typer.Option("--max", min=1, metavar="N", help="Records at most, the newest.")] = RECORDS_MAX,

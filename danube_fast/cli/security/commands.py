@@ -20,7 +20,7 @@ from danube_fast.cli.options import (
 )
 from danube_fast.cli.output import print_result, safe_text, time_text
 from danube_fast.cli.security import audit, certificates, server_key, sign_ons, tokens
-from danube_fast.cli.security.deletions import ForceOption, delete_record
+from danube_fast.cli.security.deletions import ForceOption, delete_record, list_records
 from danube_fast.cli.security.recover import recover
 from danube_fast.errors import InvalidArgument
 
@@ -228,7 +228,7 @@ def _check_user(user: str, credentials: list[str], roles: list[str], scope: str)
 @asking(users, "danube-fast security users list", name="list")
 def list_users(ask: Ask) -> None:
     """List all users."""
-    ask.table(ask("list_security", record_kind="principal"), "no users")
+    list_records(ask, "principal", "no users")
 
 
 @asking(users, "danube-fast security users delete ann --yes")
@@ -283,7 +283,7 @@ def add_key(
 @asking(keys, "danube-fast security keys list", name="list")
 def list_keys(ask: Ask) -> None:
     """List all keys and local users that are registered."""
-    ask.table(ask("list_security", record_kind="credential"), "no keys")
+    list_records(ask, "credential", "no keys")
 
 
 @asking(keys, "danube-fast security keys revoke uid:1000 --yes")
@@ -365,7 +365,7 @@ def add_binding(
 @asking(bindings, "danube-fast security bindings list", name="list")
 def list_bindings(ask: Ask) -> None:
     """List all bindings."""
-    ask.table(ask("list_security", record_kind="binding"), "no bindings")
+    list_records(ask, "binding", "no bindings")
 
 
 @asking(bindings, "danube-fast security bindings delete 1f6a02c3 --yes", name="delete")

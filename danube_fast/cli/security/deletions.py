@@ -1,4 +1,4 @@
-"""Deletes of security records: without --yes a command looks whether there is something to delete."""
+"""Lists and deletes of security records: without --yes a command looks whether there is something to delete."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from danube_fast.cli.broker import Ask
+from danube_fast.cli.options import OutputForm
 from danube_fast.cli.output import note, refuse_without_yes, safe_text
 from danube_fast.errors import NotFound
 
-__all__ = ["ForceOption", "delete_record"]
+__all__ = ["ForceOption", "delete_record", "list_records"]
 
 _PLACES = {
     "principal": ("name", "user", "users"),
@@ -25,6 +26,14 @@ _PLACES = {
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Also if no administrator with a key is left.")
 ]
+
+
+def list_records(ask: Ask, kind: str, empty: str) -> None:
+    """Print all records of a kind; a table does not say in each row which that is."""
+    rows = ask("list_security", record_kind=kind)
+    if ask.form is OutputForm.TEXT:
+        rows = [{name: row[name] for name in row if name != "kind"} for row in rows]
+    ask.table(rows, empty)
 
 
 def delete_record(

@@ -10,7 +10,7 @@ import typer
 from danube_fast.cli.broker import Ask, asking
 from danube_fast.cli.options import ExpiresOption, YesOption, group
 from danube_fast.cli.output import note
-from danube_fast.cli.security.deletions import delete_record
+from danube_fast.cli.security.deletions import delete_record, list_records
 from danube_fast.errors import DanubeError, DeadlineExceeded, Unavailable
 
 __all__ = ["app"]
@@ -75,7 +75,7 @@ def _if_it_is_there(key_id: str, file: Path | None) -> str:
 @asking(app, "danube-fast security tokens list", name="list")
 def list_tokens(ask: Ask) -> None:
     """List all API keys; none of them shows its secret."""
-    ask.table(ask("list_security", record_kind="api_key"), "no API keys")
+    list_records(ask, "api_key", "no API keys")
 
 
 @asking(app, "danube-fast security tokens remove 8fK2lq0ZbX1cVd3e --yes")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from danube_fast.client.consume.credit import Credit, Departed
 from danube_fast.client.consume.ranges import Ranges, merged_ranges, no_ranges
-from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again, tell_wait
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.topics.routes import Partition, Topic
@@ -107,7 +107,7 @@ class Attachment:
 
     # Python keeps more than 30 attributes in a dict of each object: a cache miss for every one of them, among thousands
     __slots__ = (
-        "_backoff_ns", "_call", "_is_resting", "_refused_since_ns", "connection", "consumer", "consumer_id", "credit",
+        "_backoff_ns", "_call", "_is_resting", "_is_told", "_refused_since_ns", "connection", "consumer", "consumer_id", "credit",
         "end_offset", "ever_subscribed", "failure", "flow_id", "frames_received", "generation",
         "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
         "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
@@ -165,7 +165,7 @@ class Attachment:
         self._is_resting = False
         self._call: Call | None = None
         self._backoff_ns = BACKOFF_MIN_NS
-        self._refused_since_ns = 0
+        self._refused_since_ns, self._is_told = 0, False
         self.connection.users[self] = None
         if self.connection.is_open:
             self._subscribe()
@@ -234,7 +234,7 @@ class Attachment:
         self.ever_subscribed = True
         self.consumer.subscribed(call.value.get("ack_timeout_ms", 0))
         self._backoff_ns = BACKOFF_MIN_NS
-        self._refused_since_ns = 0
+        self._refused_since_ns, self._is_told = 0, False
         self.consumer.pump.notify()
 
     def _on_refused(self, error: DanubeError) -> None:
@@ -247,6 +247,7 @@ class Attachment:
         # no call that could hear of it has asked for one that joins an open consumer
         waits = self.is_late and not self.ever_subscribed and isinstance(error, RETRYABLE)
         if waits or own_old_session or asks_again(error, refused_ns, was_open=self.ever_subscribed):
+            self._is_told = tell_wait(self.topic, error, refused_ns, is_told=self._is_told)
             if isinstance(error, Unavailable):
                 self.consumer.attachment_lost(self)
             self.consumer.pump.arm(self, now + self._backoff_ns)

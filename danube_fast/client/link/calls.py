@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.client.values.limits import REPAIR_NS, TAKEOVER_NS
+from danube_fast.client.values.limits import REPAIR_NS, TAKEOVER_NS, WAIT_TOLD_NS
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 
 __all__ = [
@@ -17,8 +18,11 @@ __all__ = [
     "Reporter",
     "ask_all",
     "asks_again",
+    "tell_wait",
     "unknown_outcome",
 ]
+
+_log = logging.getLogger(__name__)
 
 RETRYABLE = (Unavailable, Internal, ResourceExhausted)
 """Errors that may pass: asked again, with backoff."""
@@ -46,6 +50,15 @@ def asks_again(error: DanubeError, refused_ns: int, *, was_open: bool) -> bool:
     if isinstance(error, ResourceExhausted):
         return was_open and refused_ns < TAKEOVER_NS
     return isinstance(error, RETRYABLE)
+
+
+def tell_wait(what: str, error: DanubeError, waited_ns: int, *, is_told: bool) -> bool:
+    """Log why something is asked for again and again, once and not at once; whether that is told. A caller would else
+    hear of it at the end of its time alone."""
+    if is_told or waited_ns < WAIT_TOLD_NS:
+        return is_told
+    _log.warning("%s is asked for again and again: %s", what, error)
+    return True
 
 
 class OnLoss(enum.Enum):

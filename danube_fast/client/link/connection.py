@@ -77,11 +77,7 @@ class Connection:
     """One endpoint of the broker as this client sees it."""
 
     def __init__(
-        self,
-        pump: Pump,
-        dialer: Dialer,
-        endpoints: list[str],
-        identity: Identity,
+        self, pump: Pump, dialer: Dialer, endpoints: list[str], identity: Identity
     ) -> None:
         self.pump = pump
         self.endpoint = endpoints[0]
@@ -113,7 +109,7 @@ class Connection:
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
         self._pinged_ns = 0
-        self._lost_ns = self._heard_ns
+        self._lost_ns = self._chosen_ns = self._heard_ns
         self._renew_ns = 0
         self.dialer = dialer
         self._port: Port | RingPort | None = None
@@ -169,9 +165,14 @@ class Connection:
 
     def _renew(self) -> None:
         """Open a fresh port: nothing stale in its queue, no waiting for ZeroMQ to reconnect."""
-        was_asked = self._port is not None and not self.dialer.redials
+        now_ns = self.pump.clock.monotonic_ns()
+        asked_ns = now_ns - max(self._chosen_ns, self._lost_ns)
+        was_asked = self._port is not None and (
+            not self.dialer.redials or asked_ns >= self._retry_ns
+        )
         self._drop_port(0)
         if self.state is State.HANDSHAKE and was_asked:
+            self._chosen_ns = now_ns
             self._retry_ns = min(2 * self._retry_ns, HANDSHAKE_RETRY_NS_MAX)
             place = self._endpoints.index(self.endpoint) + 1
             self.endpoint = self._endpoints[place % len(self._endpoints)]
@@ -188,11 +189,9 @@ class Connection:
     def _on_port_lost(self, port: RingPort | GuardedPort) -> None:
         """Go on with another port, if there is hope: the worker ended, or has no rings for this client."""
         self._drop_port(0)
-        was_open = self.state is State.OPEN
-        if was_open:
+        if was_open := self.state is State.OPEN:
             self._lost_ns = self.pump.clock.monotonic_ns()
-        failure = self.dialer.lost(port, was_open=was_open)
-        if failure is not None:
+        if (failure := self.dialer.lost(port, was_open=was_open)) is not None:
             self.fail(failure)
             return
         self._connect()
@@ -462,8 +461,7 @@ class Connection:
         if command.request == self._hello and self.state is State.HANDSHAKE:
             error = error_from_code(command.code, command.text)
             now_ns = self.pump.clock.monotonic_ns()
-            refused_ns = now_ns - self._lost_ns
-            if asks_again(error, refused_ns, was_open=self._opened):
+            if asks_again(error, now_ns - self._lost_ns, was_open=self._opened):
                 self._renew_at(now_ns + BACKOFF_MIN_NS)
             elif (failure := self.dialer.denied(error)) is not None:
                 self.fail(failure)

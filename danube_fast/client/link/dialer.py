@@ -22,6 +22,8 @@ from danube_fast.client.link.trust import Trust
 from danube_fast.client.values.limits import (
     FOREVER_NS,
     HANDSHAKE_LOOK_NS,
+    HANDSHAKE_PAUSE_NS,
+    HANDSHAKE_PAUSE_NS_MAX,
     HANDSHAKE_VERDICT_NS,
     RINGS_WAIT_NS,
     SIGN_ON_KEYS_NS,
@@ -89,7 +91,9 @@ class Dialer:
         self._generation = 0
         """The sign-on that it was opened with; 0: with none."""
         self._failures = 0
-        """Failed handshakes that another key was tried for."""
+        """Failed handshakes that a port was given up for."""
+        self._was_open = False
+        """Whether there ever was a session."""
         self._served = 0
         """The sign-on by which the last session was opened here."""
         self._unproved: tuple[int, frozenset[str]] = (0, frozenset())
@@ -149,7 +153,14 @@ class Dialer:
         # keys that can be asked for anew are asked for soon; only then is it the verdict
         is_first = trust.sign_on is not None and not self._unproved[0]
         wait_ns = SIGN_ON_KEYS_NS if is_first else HANDSHAKE_VERDICT_NS
-        found = self._watch.look(now_ns, max(1, len(trust.server_keys)), wait_ns)
+        keys = max(1, len(trust.server_keys))
+        found = self._watch.look(now_ns, keys, wait_ns)
+        if found is Handshake.KEYLESS:
+            return PermissionDenied(
+                f"the broker at {self._endpoint} asks who you are, and no key is given: pass server_key= and key_file=, or "
+                "sign_on= and token= (commands: set DANUBE_SERVER_KEY and DANUBE_KEY_FILE, or DANUBE_SIGN_ON and "
+                "DANUBE_TOKEN_FILE)"
+            )
         if found is Handshake.REFUSED:
             return self._refused(
                 PermissionDenied(
@@ -160,11 +171,22 @@ class Dialer:
             )
         if found is Handshake.UNPROVED:
             return self._unproved_by_all()
-        failures = self._watch.failures
-        if failures > self._failures and len(trust.server_keys) > 1:
-            self._key, self.redials = trust.key_behind(self._key), True
-        self._failures = failures
+        self._back_off(now_ns, keys)
         return None
+
+    def _back_off(self, now_ns: int, keys: int) -> None:
+        """Give the port up when its handshake has failed, for another key, and pause when each has failed once more."""
+        failures, before = self._watch.failures, self._failures
+        self._failures = failures
+        if failures <= before:
+            return
+        if keys > 1:
+            self._key = self._trust.key_behind(self._key)
+        rounds = failures // keys
+        if rounds > before // keys:
+            pause_ns = min(HANDSHAKE_PAUSE_NS << min(rounds - 1, 10), HANDSHAKE_PAUSE_NS_MAX)
+            self._pause_until_ns = now_ns + pause_ns
+        self.redials = True
 
     def denied(self, error: DanubeError) -> DanubeError | None:
         """Return why there is no hope behind a HELLO that was answered with that error; None: `open` again."""
@@ -204,6 +226,7 @@ class Dialer:
 
     def settle(self, *, is_open: bool = False) -> None:
         """Note that the handshake over the last port is done, or given up; before that is closed."""
+        self._was_open = self._was_open or is_open
         if is_open and self._key and not self._is_local:
             self._trust.prefer(self._key)
             self._key, self._served = "", self._generation
@@ -246,7 +269,7 @@ class Dialer:
                 f"{endpoint} is an endpoint of neither tcp nor ipc, over which this broker cannot prove "
                 "its server_key; check what the broker advertises"
             )
-        if is_curve and not self._take_key():
+        if is_curve and not self._take_key(endpoint):
             return None
         socket = self._new_socket()
         if is_ipc:
@@ -259,7 +282,9 @@ class Dialer:
                 socket.setsockopt_string(zmq.CURVE_SERVERKEY, self._key)
                 socket.setsockopt_string(zmq.CURVE_PUBLICKEY, trust.public)
                 socket.setsockopt_string(zmq.CURVE_SECRETKEY, trust.secret)
-                self._watch.attach(socket, endpoint)
+            # a broker that has taken this client once without a key may do so again
+            if is_curve or not (is_ipc or self._was_open):
+                self._watch.attach(socket, endpoint, has_key=is_curve)
                 self._endpoint, self._failures = endpoint, self._watch.failures
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -296,10 +321,11 @@ class Dialer:
             return self.tcp
         return "" if self._waits else self.tcp
 
-    def _take_key(self) -> bool:
-        """Choose the server key to ask for; whether there is one, and the client is signed on if it must be."""
+    def _take_key(self, endpoint: str) -> bool:
+        """Choose the server key to ask for; whether there is one, no pause, and the client is signed on if it must be."""
         trust = self._trust
-        if not trust.is_ready() or self._clock.monotonic_ns() < self._pause_until_ns:
+        is_paused = self._clock.monotonic_ns() < self._pause_until_ns and endpoint == self._endpoint
+        if not trust.is_ready() or is_paused:
             return False
         if self._key not in trust.server_keys:
             self._key = trust.server_keys[0]

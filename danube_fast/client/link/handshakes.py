@@ -4,10 +4,11 @@
     the broker has another key    FAILED_NO_DETAIL      with every attempt, as the broker closes without a word
     the broker has no CURVE       FAILED_PROTOCOL       once, then libzmq gives up
     nothing listens               CLOSED                with every attempt
+    the broker asks for a key     FAILED_PROTOCOL       once, likewise; seen by a client without one
     the broker fails to check it  FAILED_AUTH 500       no verdict: that passes
     a stopped process listens     nothing               the same
 
-A refused key is a verdict at once. A broker that ends in the middle of a handshake looks like one with another key,
+A refused key is a verdict at once, and so is a missing one. A broker that ends in the middle of a handshake looks like one with another key,
 so such failures are a verdict only when they go on for a while and nothing else is seen meanwhile. Of several keys
 another one is tried with each failure.
 """
@@ -29,6 +30,7 @@ _ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _NOT_REGISTERED = 400
+_OTHER_MECHANISM = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _FAILURES_MIN = 2
 _EVENTS_MAX = 1000
 """Read in one look."""
@@ -42,6 +44,8 @@ class Handshake(enum.Enum):
     """The broker has none of our keys, or no CURVE."""
     REFUSED = 3
     """The broker does not know this client's key."""
+    KEYLESS = 4
+    """The broker asks for a key, and this client has none."""
 
 
 class HandshakeWatch:
@@ -51,6 +55,7 @@ class HandshakeWatch:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._endpoint = ""
+        self._has_key = False
         self.failures = 0
         """Handshakes with this endpoint that the broker has left, one behind the other."""
         self._since_ns = 0
@@ -61,8 +66,9 @@ class HandshakeWatch:
         """Whether a monitor is to be read."""
         return self._monitor is not None
 
-    def attach(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+    def attach(self, socket: zmq.Socket[bytes], endpoint: str, *, has_key: bool) -> None:
         """Watch a socket, before it connects. Raises ZMQError."""
+        self._has_key = has_key
         if endpoint != self._endpoint:
             self._endpoint, self.failures = endpoint, 0
         self._monitor = socket.get_monitor_socket(_ENDED | _FAILED | _REFUSED)
@@ -91,7 +97,10 @@ class HandshakeWatch:
             except zmq.Again:
                 break
             event, value = _EVENT.unpack(content)
-            if not event & _REFUSED:
+            if not self._has_key:
+                if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _OTHER_MECHANISM:
+                    return Handshake.KEYLESS
+            elif not event & _REFUSED:
                 self._count(event, now_ns)
             elif value == _NOT_REGISTERED:
                 return Handshake.REFUSED

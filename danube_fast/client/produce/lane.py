@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from danube_fast.client.link.buffers import Sending
-from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again
+from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss, asks_again, tell_wait
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.produce.lane_state import Change, LaneState, Phase, at_once
 from danube_fast.client.produce.outgoing import Outgoing
@@ -61,7 +61,7 @@ class Lane(LaneState):
     """Sequence numbers, window and open batch of one producer on one partition."""
 
     __slots__ = (
-        "_backoff_ns", "_has_moved", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
+        "_backoff_ns", "_has_moved", "_is_told", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
         "is_joining", "on_way", "refusal",
     )  # fmt: skip
 
@@ -81,6 +81,8 @@ class Lane(LaneState):
         """The time that the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns = 0
+        self._is_told = False
+        """Whether the log has why it is refused."""
         self._opening: Call | None = None
         self._has_moved = self._was_fenced = False
         """The partition went elsewhere since this was fenced the last time. An OPEN_PRODUCER of our own that was
@@ -121,7 +123,7 @@ class Lane(LaneState):
         first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
         known = reply["next_sequence"]
         self._number_from(min(first, known) if self.unacked else known)
-        self._backoff_ns, self._refused_since_ns = BACKOFF_MIN_NS, 0
+        self._backoff_ns, self._refused_since_ns, self._is_told = BACKOFF_MIN_NS, 0, False
         self._resend()
         self.producer.changed()
         self.producer.pump.notify()
@@ -136,6 +138,7 @@ class Lane(LaneState):
             self.fail(error)
             return
         self.refusal = error
+        self._is_told = tell_wait(self.topic, error, refused_ns, is_told=self._is_told)
         self._retry_later(None)  # nothing may be sent before it is open, on this session
         if isinstance(error, Unavailable):
             self.producer.lost()
@@ -436,7 +439,7 @@ class Lane(LaneState):
         """Return the error for a frame that has waited too long."""
         if isinstance(sending.refusal, ResourceExhausted):
             return ResourceExhausted(
-                f"refused when it was last sent, and not stored: {sending.refusal}"
+                f"the broker refused it when it was last sent, and has not stored it: {sending.refusal}"
             )
         seconds = f"{self.producer.timeout_ns / 1e9:g} s"
         cause = sending.refusal or self.refusal

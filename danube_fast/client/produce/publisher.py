@@ -100,11 +100,13 @@ class Publisher(StraightWay):
                     raise lane.failure
                 if lane.opened:
                     continue
-                refusal = f"refuses for now: {lane.refusal}" if lane.refusal else ""
+                if lane.refusal is not None:
+                    raise DeadlineExceeded(
+                        f"{lane.topic} was not opened in time, as its worker refuses that for now: {lane.refusal}"
+                    )
                 raise DeadlineExceeded(
-                    f"{lane.topic}: its worker at {lane.connection.endpoint} "
-                    f"{refusal or 'did not answer in time'}; "
-                    "look at `danube-fast status`"
+                    f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; look at "
+                    "`danube-fast status`"
                 )
             self.packer.keep_to([lane.connection.limits for lane in self.lanes])
             self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES

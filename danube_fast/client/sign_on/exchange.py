@@ -253,9 +253,11 @@ class Exchange:
                 else 0.0
             )
             wait = f" and asks to wait {seconds:g} s" if seconds else ""
+            _, text = _said(body)
+            reason = f"HTTP {status}: {text}" if text else f"HTTP {status}"
             raise SignOnError(
                 Unavailable(
-                    f"{self.address} cannot sign on now (HTTP {status}){wait}; the client asks again by itself"
+                    f"{self.address} cannot sign on now ({reason}){wait}; the client asks again by itself"
                 ),
                 Outlook.PASSES,
                 seconds,
@@ -271,14 +273,10 @@ class Exchange:
 
     def _refusal(self, status: int, body: bytes) -> DanubeError:
         """Make the error that the server names; PermissionDenied if it names none."""
-        try:
-            said = msgspec.json.decode(body, type=Refusal)
-        except (msgspec.DecodeError, UnicodeError):
-            said = Refusal()
-        kind = getattr(errors, said.code, None) if said.code in errors.__all__ else None
+        code, text = _said(body)
+        kind = getattr(errors, code, None) if code in errors.__all__ else None
         if not (isinstance(kind, type) and issubclass(kind, DanubeError)) or status in (401, 403):
             kind = PermissionDenied
-        text = "".join(each for each in said.text if each.isprintable())[:_TEXT_CHARACTERS_MAX]
         return kind(
             f"{self.address} refuses the sign-on: {text or f'HTTP {status}'}; pass a token= that is good there"
         )
@@ -345,6 +343,16 @@ class _Answer(io.RawIOBase):
     def makefile(self, mode: str) -> io.BufferedReader:
         """Return the file that `http.client` reads."""
         return io.BufferedReader(self)
+
+
+def _said(body: bytes) -> tuple[str, str]:
+    """Return the code and the text of a refusal, which is printable and short; empty where there is none."""
+    try:
+        said = msgspec.json.decode(body, type=Refusal)
+    except (msgspec.DecodeError, UnicodeError):
+        return "", ""
+    text = "".join(each for each in said.text if each.isprintable())
+    return said.code, text[:_TEXT_CHARACTERS_MAX]
 
 
 def _seconds_left(clock: Clock, deadline_ns: int) -> float:

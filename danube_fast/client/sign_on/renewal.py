@@ -36,7 +36,7 @@ from danube_fast.client.values.limits import (
     SIGN_ON_SETTLE_NS,
 )
 from danube_fast.clock import SECOND_NS, Clock
-from danube_fast.errors import DanubeError, PermissionDenied
+from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
 from danube_fast.net.sign_on import Grant
 from danube_fast.security.curve import KeyPair, new_key_pair
 
@@ -73,6 +73,8 @@ class SignOn:
         self._stopping = False
         self._is_wanted = True
         """Whether connections wait for a new one."""
+        self._is_drawing = False
+        """Whether the application is asked for its token."""
         self._due_ns = 0
         self._begun_ns = -SIGN_ON_PAUSE_NS
         """When the last attempt began."""
@@ -114,6 +116,19 @@ class SignOn:
     def trouble(self) -> DanubeError | None:
         """Why the last attempt came to nothing; None if it did not."""
         return self.failure or self._trouble
+
+    def late(self, seconds: float) -> DanubeError | None:
+        """Return why there is no sign-on after so long; None if there is one."""
+        if self.trouble is not None or self.is_ready:
+            return self.trouble
+        if self._is_drawing:
+            return Unavailable(
+                f"the function token= has returned nothing within {seconds:g} s; see what it waits for"
+            )
+        return Unavailable(
+            f"{self.address} has not answered the sign-on within {seconds:g} s, and the broker is asked only then; check "
+            "that it is the broker's sign-on port, and in the broker's log whether its authenticator answers"
+        )
 
     def refused(
         self, generation: int, refusal: DanubeError, *, settles: bool
@@ -170,10 +185,13 @@ class SignOn:
         """Do it once, and note what came of it and when the next one is due."""
         self._begun_ns = self._clock.monotonic_ns()
         try:
+            self._is_drawing = True
             try:
                 token = self._bearer.draw()
             except DanubeError as error:
                 raise SignOnError(error, Outlook.LASTS) from None
+            finally:
+                self._is_drawing = False
             grant = self._exchange.perform(token, self.pair.public)
             self._check(grant)
         except SignOnError as failure:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from danube_fast.client.link.calls import Call, OnLoss
+from danube_fast.client.link.calls import Call, OnLoss, tell_wait
 from danube_fast.client.link.connection import Connection
 from danube_fast.client.link.steps import Steps, Wait
 from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS
@@ -179,12 +179,15 @@ class Routes:
         topic = str(parse_topic(topic))
         clock, backoff_ns = self.pump.clock, BACKOFF_MIN_NS
         said: DanubeError | None = None
+        began_ns, is_told = clock.monotonic_ns(), False
         while True:
             call = yield from self._ask_steps(topic, create, wait_ns, deadline_ns, said)
             said = call.error
-            again_ns = clock.monotonic_ns() + backoff_ns
+            now_ns = clock.monotonic_ns()
+            again_ns = now_ns + backoff_ns
             if not isinstance(call.error, Unavailable) or again_ns >= deadline_ns:
                 break
+            is_told = tell_wait(topic, call.error, now_ns - began_ns, is_told=is_told)
             yield Wait(lambda: False, again_ns)
             backoff_ns = min(2 * backoff_ns, BACKOFF_MAX_NS)
             wait_ns = wait_ns and deadline_ns - clock.monotonic_ns()

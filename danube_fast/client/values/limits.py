@@ -29,10 +29,16 @@ HANDSHAKE_LOOK_NS = 50 * MILLISECOND_NS
 """How often the monitor of a CURVE handshake is read."""
 HANDSHAKE_VERDICT_NS = 2 * SECOND_NS
 """Handshakes that fail for so long will not succeed: a broker that restarts is either absent or back before."""
+HANDSHAKE_PAUSE_NS = 100 * MILLISECOND_NS
+HANDSHAKE_PAUSE_NS_MAX = 400 * MILLISECOND_NS
+"""Pause behind a handshake that has failed, with each key in turn if there are several; doubled each time. A broker
+holds off the whole address of clients that fail too often."""
 LOOKUP_AFTER_NS = 1 * SECOND_NS
 """A worker that stayed away this long may have moved: its topics are looked up again."""
 TAKEOVER_NS = 5 * SECOND_NS
 """How long a reconnecting client may be refused by a limit, or by what may be its own old session."""
+WAIT_TOLD_NS = 2 * SECOND_NS
+"""What is refused for the moment for so long is told in the log, with the reason."""
 REPAIR_NS = 500 * MILLISECOND_NS
 """How long a first open asks again that a failed sync undid: the log goes on in a new segment."""
 THROTTLE_MAX_NS = 1 * SECOND_NS
