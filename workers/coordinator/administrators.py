@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from danube_fast.clock import SECOND_NS
-from danube_fast.errors import FailedPrecondition
+from danube_fast.errors import DanubeError, FailedPrecondition
+from danube_fast.security.curve import read_key_file
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BOOTSTRAP,
@@ -20,7 +24,9 @@ from danube_fast.security.records import (
 )
 from danube_fast.types import CLUSTER, Permission
 
-__all__ = ["check_keeps_administrator", "has_administrator", "stored"]
+__all__ = ["check_keeps_administrator", "has_administrator", "is_first_key", "stored"]
+
+_log = logging.getLogger(__name__)
 
 PAGE_RECORDS = 500
 ADMINISTRATOR_NS = 24 * 3600 * SECOND_NS
@@ -95,3 +101,16 @@ def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
             return Permission.MANAGE_CLUSTER in permissions
         case _:
             return False
+
+
+def is_first_key(policy: Policy, key_file: Path) -> bool:
+    """Whether the key in a file, if there is one, lets a first administrator in."""
+    try:
+        known = policy.get(f"credential/curve:{read_key_file(key_file).public}")
+        why = "its key is not on record"
+    except DanubeError as error:
+        known, why = None, str(error)
+    is_first = isinstance(known, Credential) and known.principal == BOOTSTRAP
+    if not is_first and os.path.lexists(key_file):
+        _log.warning("%s lets no one in, so remove it: %s", key_file, why)
+    return is_first

@@ -39,6 +39,7 @@ from danube_fast.undecided import Steps
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration
+from danube_fast.workers.coordinator.administrators import is_first_key
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.audit_topic import AuditTopic
 from danube_fast.workers.coordinator.change_rates import ChangeRates
@@ -49,7 +50,7 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
-from danube_fast.workers.coordinator.security import SecurityDirectory, is_first_key, is_recovery
+from danube_fast.workers.coordinator.security import SecurityDirectory, is_recovery
 from danube_fast.workers.coordinator.server_key import ServerKeyRotation
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.coordinator.slices import Slices

@@ -10,7 +10,6 @@ order, so a copy that is read while records change is right at its end.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ from danube_fast.workers.coordinator.administrators import (
 from danube_fast.workers.process.access import OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
-__all__ = ["SecurityDirectory", "is_first_key", "is_recovery"]
+__all__ = ["SecurityDirectory", "is_recovery"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,19 +98,6 @@ def is_recovery(request: Path, key_file: Path) -> bool:
             "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
         )
         return False
-
-
-def is_first_key(policy: Policy, key_file: Path) -> bool:
-    """Whether the key in a file, if there is one, lets a first administrator in."""
-    try:
-        known = policy.get(f"credential/curve:{read_key_file(key_file).public}")
-        why = "its key is not on record"
-    except DanubeError as error:
-        known, why = None, str(error)
-    is_first = isinstance(known, Credential) and known.principal == BOOTSTRAP
-    if not is_first and os.path.lexists(key_file):
-        _log.warning("%s lets no one in, so remove it: %s", key_file, why)
-    return is_first
 
 
 class SecurityDirectory:

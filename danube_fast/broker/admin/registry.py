@@ -106,8 +106,8 @@ class SecurityRecords(Protocol):
         """Whether security is on."""
         ...
 
-    def is_registered(self, principal: str) -> bool:
-        """Whether a principal has a record. Raises InvalidArgument for what is no name of one."""
+    def check(self, principal: str, permission: Permission, resource: str) -> dict[str, bool]:
+        """Tell whether a principal may do that, and has a record. Raises InvalidArgument."""
         ...
 
     def put_role(self, name: str, permissions: list[Permission]) -> None:
