@@ -267,8 +267,7 @@ class RingServer:
 
     def awake_links(self) -> list[tuple[bytes, Duplex]]:
         """List the links to look at, in their order: identity and rings."""
-        links = self._links
-        return [(identity, links[identity]) for identity in self._awake]
+        return [(identity, self._links[identity]) for identity in self._awake]
 
     def _grow_sides(self, count: int) -> None:
         """Make room for sides whose bells are below `count`."""
@@ -319,7 +318,7 @@ class RingServer:
                 self._awake[identity] = None
                 self._ended.add(identity)
                 self._epoll.unregister(fd)
-            else:
+            elif fd == self._listener.fileno():
                 for sock in self._listener.accept_all(_refuse):
                     self._welcome(sock)
 
@@ -422,8 +421,7 @@ class RingServer:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
-        _, process_id = self._owners.pop(identity)
-        self.gone.append((identity, _is_alive(process_id)))
+        self.gone.append((identity, _is_alive(self._owners.pop(identity)[1])))
 
     def close(self) -> None:
         """End all links."""
@@ -440,6 +438,8 @@ class RingServer:
         left = limit
         while self._awake and left > 0:
             for identity in list(self._awake):
+                if identity not in self._awake:
+                    continue  # what came from another one has ended it
                 try:
                     parts = self._next(identity)
                 except DanubeError:  # it wrote nonsense into its own rings

@@ -34,6 +34,17 @@ def test_what_is_kept_is_bounded() -> None:
     assert pool.take(5 * MIB) is not lone
 
 
+def test_a_buffer_of_another_pool_is_not_kept() -> None:
+    """Frames of two producers may share a buffer of the one, and the other's pool is given it in the end."""
+    for other in (4096, 256 * 1024, 2 * MIB):
+        pool, buffer = BufferPool(MIB), BufferPool(other).take(other)
+        if buffer.capacity_bytes == pool.take(1).capacity_bytes:
+            continue
+        pool.give_back(buffer)
+        assert pool.take(MIB).capacity_bytes == MIB
+        assert pool.take(1) is not buffer
+
+
 def test_a_pool_of_the_smallest_batches() -> None:
     pool = BufferPool(4096)
     buffer = pool.take(100)

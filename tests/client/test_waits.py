@@ -1,17 +1,21 @@
-"""A client that is refused for the moment, and asks again, says after a while why it waits."""
+"""Waits of clients: what they say, and that they end."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 import danube_fast
+from danube_fast.client.link.pump import Pump
+from danube_fast.clock import MILLISECOND_NS, SystemClock
 from danube_fast.net import protocol as p
 
 TOPIC = "/default/t"
 TEXT = "the authorizer gate could not decide; try again"
 REFUSALS = 4
+LONG_SECONDS = 20
 
 
 @pytest.mark.parametrize("kind", ["lookup", "producer", "consumer"])
@@ -50,3 +54,34 @@ def test_an_open_that_is_refused_for_a_while_says_why(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == f"{TOPIC} is asked for again and again: {TEXT}"
     assert len(refused) == REFUSALS
+
+
+def test_a_wait_ends_in_time_while_another_thread_calls_back() -> None:
+    """Callbacks that another thread is at are its own: they keep no wait."""
+    pump, begun, may_end = Pump(SystemClock()), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        may_end.wait(LONG_SECONDS)
+
+    def call_back() -> None:
+        with pump.lock:
+            pump.run_callbacks()
+
+    outcomes = list[bool]()
+
+    def wait() -> None:
+        limit_ns = pump.clock.monotonic_ns() + 50 * MILLISECOND_NS
+        outcomes.append(pump.wait(lambda: False, limit_ns))
+
+    pump.callbacks += [(slow, ()), (begun.set, ())]
+    caller, waiter = (threading.Thread(target=each, daemon=True) for each in (call_back, wait))
+    caller.start()
+    assert begun.wait(LONG_SECONDS), "no callback was called"
+    waiter.start()
+    waiter.join(LONG_SECONDS)
+    may_end.set()
+    assert outcomes == [False], f"a wait of 50 ms has not ended after {LONG_SECONDS} s"
+    caller.join(LONG_SECONDS)
+    with pump.lock:
+        pump.close()

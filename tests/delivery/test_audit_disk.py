@@ -174,6 +174,7 @@ def test_no_change_is_in_force_that_was_not_recorded(tmp_path: Path) -> None:
                 processes = ann.admin.cluster_status()["processes"]
                 pid = next(each["pid"] for each in processes if each["process"] == "coordinator")
                 killer = threading.Timer(0.05 + 0.1 * turn, os.kill, (pid, signal.SIGKILL))
+                ann.admin.call("create_topic", topic=f"/default/t{turn}-first")
                 killer.start()
                 try:
                     for number in range(2000):

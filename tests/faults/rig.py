@@ -145,7 +145,7 @@ class Disk:
 
 def mount_small(folder: Path, byte_count: int, stack: ExitStack) -> bool:
     """Mount a file system of so many bytes on a folder, until the stack ends; False where this user may not."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={byte_count}", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={byte_count},mode=0750", "tmpfs", str(folder)]
     try:
         if subprocess.run(command, capture_output=True, timeout=60, check=False).returncode:
             return False

@@ -16,7 +16,7 @@ import pytest
 from danube_fast.cli.contexts.context_file import choose
 from danube_fast.cli.main import main
 from danube_fast.client.values.access import Access
-from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied, Unavailable
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.security.api_keys import new_api_key
 from danube_fast.security.curve import new_key_pair, read_key_file
 from danube_fast.spark.failures import translated
@@ -178,7 +178,7 @@ def test_commands_without_a_key(server: SignOnServer, tmp_path: Path, command: s
 def test_a_wrong_server_key(server: SignOnServer, tmp_path: Path) -> None:
     wrong = {**by_key(server), "server_key": new_key_pair().public}
     done = run(tmp_path, "export", READ, "--to", f"json:{tmp_path / 'out'}", **wrong)
-    assert_refused(done, 4, "server_key")
+    assert_refused(done, 4, "wrong server key")
     assert not (tmp_path / "out").exists()
 
 
@@ -251,7 +251,7 @@ def test_a_stream_reads_and_writes(
 def test_a_frame_that_is_refused(spark: Any, server: SignOnServer) -> None:
     other = {**by_key(server), "server_key": new_key_pair().public}
     cases: tuple[tuple[dict[str, str], type[DanubeError], str], ...] = (
-        ({"url": server.url}, Unavailable, "needs server_key="),
+        ({"url": server.url}, PermissionDenied, "no key is given"),
         (other, PermissionDenied, "wrong server key"),
         ({**by_token(server), "tls": "sha256:" + "0" * 64}, PermissionDenied, "no token was sent"),
     )

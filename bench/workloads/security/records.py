@@ -117,6 +117,9 @@ def questions(records: Sequence[Record], count: int) -> list[Question]:
 class _NoPeers:
     """A mailbox without other processes."""
 
+    def __init__(self) -> None:
+        self.epoch_watchers: list[Any] = []
+
     def serve(self, kind: Any, handler: Any) -> None:
         """None asks."""
 

@@ -110,7 +110,7 @@ class Attachment:
         "_backoff_ns", "_call", "_is_resting", "_is_told", "_refused_since_ns", "connection", "consumer", "consumer_id", "credit",
         "end_offset", "ever_subscribed", "failure", "flow_id", "frames_received", "generation",
         "is_late", "lowest", "next_offset", "number", "parent", "parted", "partition_id", "pending",
-        "position", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
+        "position", "refusal", "route", "seeks", "sought_generation", "start_offset", "subscribed", "taken_frames", "topic",
         "tracks",
     )  # fmt: skip
 
@@ -166,6 +166,8 @@ class Attachment:
         self._call: Call | None = None
         self._backoff_ns = BACKOFF_MIN_NS
         self._refused_since_ns, self._is_told = 0, False
+        self.refusal: DanubeError | None = None
+        """Why it was not subscribed when it asked the last time."""
         self.connection.users[self] = None
         if self.connection.is_open:
             self._subscribe()
@@ -234,10 +236,11 @@ class Attachment:
         self.ever_subscribed = True
         self.consumer.subscribed(call.value.get("ack_timeout_ms", 0))
         self._backoff_ns = BACKOFF_MIN_NS
-        self._refused_since_ns, self._is_told = 0, False
+        self._refused_since_ns, self._is_told, self.refusal = 0, False, None
         self.consumer.pump.notify()
 
     def _on_refused(self, error: DanubeError) -> None:
+        self.refusal = error
         now = self.consumer.pump.clock.monotonic_ns()
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns

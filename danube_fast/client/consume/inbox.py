@@ -122,9 +122,10 @@ class Inbox:
                         "the broker did not tell in time where all topics of the pattern are; look "
                         "at `danube-fast status`"
                     )
+                why = f", and has refused before: {waiting.refusal}" if waiting.refusal else ""
                 raise DeadlineExceeded(
                     f"{waiting.topic}: its worker at {waiting.connection.endpoint} did not answer "
-                    "in time; look at `danube-fast status`"
+                    f"in time{why}; look at `danube-fast status`"
                 )
 
     # ------------------------------------------------------------ receiving

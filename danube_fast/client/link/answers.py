@@ -203,12 +203,12 @@ class Answers:
         place = (row - self.address) >> _WORD_SHIFT
         words = self._words
         if words[place] != ANSWERED:
-            _wait_for(row, 0)
             self.given_up.append(row)
+            _wait_for(row, 0)
             return None
         answer = words[place + _KEY] % _REQUESTS, words[place + _STATUS], words[place + _OFFSET]
-        _wait_for(row, 0)
         self._free.append(row)
+        _wait_for(row, 0)
         return answer
 
     def no_leader_looks(self) -> None:

@@ -83,8 +83,13 @@ class BufferPool:
             buffer.frames_left -= 1
             return
         size = buffer.capacity_bytes
-        free = self._small if size == self._small_bytes else self._large
-        if size <= self.capacity_bytes and size * len(free) < _KEPT_BYTES_MAX:
+        if size == self._small_bytes:
+            free = self._small
+        elif size == self.capacity_bytes:
+            free = self._large
+        else:  # larger than any batch, or of a pool of another size: frames of several producers share a buffer
+            return
+        if size * len(free) < _KEPT_BYTES_MAX:
             free.append(buffer)
 
 

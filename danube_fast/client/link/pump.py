@@ -291,7 +291,7 @@ class Pump:
                 if self._unread:
                     self._drain(self._unread, lazily=True)
                 is_ready = None
-                if self.callbacks and not self._caller:
+                if self._may_call_back:
                     break
                 if is_answered(row) if row else ready():
                     is_ready = True
@@ -311,10 +311,15 @@ class Pump:
                 self._condition.notify()
             elif self.answers.sleeping:
                 self.answers.hand_over()
-        if self.callbacks:
+        if self._may_call_back:
             self.run_callbacks()
             return None
         return is_ready
+
+    @property
+    def _may_call_back(self) -> bool:
+        """Whether callbacks wait that neither an event loop nor another thread is to call."""
+        return bool(self.callbacks) and not self._caller and self.on_progress is None
 
     def _follow(self, limit_ns: int) -> None:
         self._followers += 1

@@ -103,12 +103,13 @@ def send_alone(
         lane, buffer, frame_bytes, sequence, 1, [(0, ticket)], request, time_ns, deadline_ns
     )
     try:
+        # an interrupt strikes behind a call only, so with the last of these all is done
         lane.next_sequence = sequence + 1
-        lane.unacked.append(sending)
         lane.on_way += 1
         connection.bundler.on_way[request] = [sending]
         producer.unacked_bytes += frame_bytes
         pump.unacked_bytes += frame_bytes
+        lane.unacked.append(sending)
         sent = _send(
             row, connection.has_rings, request, buffer.address, frame_bytes, lane.partition_id, lane.producer_id,
             sequence, time_ns, lane.producer_epoch,

@@ -234,8 +234,10 @@ def _plain(words: type[enum.IntEnum]) -> Any:
     return types.SimpleNamespace(**{name: int(word) for name, word in words.__members__.items()})
 
 
-JOB, LINK, TAKEN = _plain(JobWord), _plain(LinkWord), _plain(TakenWord)
-"""For Python; kernels know the enums alone."""
+JOB: type[JobWord] = _plain(JobWord)
+LINK: type[LinkWord] = _plain(LinkWord)
+TAKEN: type[TakenWord] = _plain(TakenWord)
+"""The same words for Python; kernels know the enums alone."""
 
 
 class Taken(NamedTuple):
