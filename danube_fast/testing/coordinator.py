@@ -64,6 +64,7 @@ class SimulatedCoordinator(Process):
             owners=[Owner("simulated", log_id % count) for log_id in range(host.log_count)],
             process_of_log=lambda log_id: processes.workers[log_id % count],
             admin_fd=-1, logs=[], settings=host.settings, tcp_host="", tcp_port=0, ipc_endpoint="",
+            epoch=self.epoch,
         )  # fmt: skip
         boot: Any = SimpleNamespace(
             config=config, settings=host.settings, clock=host.clock, mailbox=self.mailbox,

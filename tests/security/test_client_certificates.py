@@ -265,7 +265,7 @@ def test_an_expired_list_lets_no_client_in_and_is_said_once(
     try:
         assert 0 < echo.tls.crl_expires_ns < SystemClock().wall_ns()
         assert not looks(4) and not echo.tls.fault
-        assert [each.getMessage().count("has expired") for each in caplog.records] == [1]
+        assert sum("has expired" in each.getMessage() for each in caplog.records) == 1
         assert not clients.shown_by(near) and clients.shown_by(far) == "CN=far"
         new = make(tmp_path / "new")
         replace(made, new)
