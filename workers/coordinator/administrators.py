@@ -24,7 +24,13 @@ from danube_fast.security.records import (
 )
 from danube_fast.types import CLUSTER, Permission
 
-__all__ = ["check_keeps_administrator", "has_administrator", "is_first_key", "stored"]
+__all__ = [
+    "check_keeps_administrator",
+    "has_administrator",
+    "is_first_key",
+    "is_recovery",
+    "stored",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +107,20 @@ def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
             return Permission.MANAGE_CLUSTER in permissions
         case _:
             return False
+
+
+def is_recovery(request: Path, key_file: Path) -> bool:
+    """Whether the key of an administrator that is in `key_file` is to be taken although there is one: `request` names it."""
+    try:
+        public = request.read_text(encoding="ascii").strip()
+        return public == read_key_file(key_file).public
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, DanubeError) as error:
+        _log.warning(
+            "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
+        )
+        return False
 
 
 def is_first_key(policy: Policy, key_file: Path) -> bool:
