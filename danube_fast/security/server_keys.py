@@ -128,17 +128,18 @@ class ServerKeys:
         return self._told()
 
     def check_known(self) -> None:
-        """Raise FailedPrecondition if the pair in use is none of those that were shown to clients: the file was replaced."""
+        """Raise FailedPrecondition if no pair is one of those that were shown to clients: the file was replaced. The last step of
+        a rotation may not have been written there."""
         path = self._folder / PUBLIC_KEYS
         try:
             shown = path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError):
             return  # it is written anew
         known = [line for line in shown if is_public_key(line)]
-        if known and self.active().public not in known:
+        if known and not set(self.rotation().keys) & set(known):
             raise FailedPrecondition(
-                f"{self._active} is not the key that clients know, which {path} shows: put that back from a backup; or, if "
-                f"clients are to pin this one, remove {path} and start again"
+                f"{self._active} is not the key that clients know, which {path} shows: if it is the broker's own, rotated "
+                f"since, or clients are to pin it now, remove {path} and start again; else put the other one back from a backup"
             )
 
     def active(self) -> KeyPair:
