@@ -13,9 +13,10 @@ from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.ring.counters import Counter
-from danube_fast.security.curve import new_key_pair, read_key_file
+from danube_fast.security.curve import new_key_pair, read_key_file, write_key_file
 from danube_fast.security.records import Binding, Credential, Principal, Record, Role
 from danube_fast.types import CLUSTER, Permission
+from danube_fast.workers.coordinator.administrators import is_first_key
 from danube_fast.workers.coordinator.coordinator import Coordinator
 from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.process.access import Access
@@ -147,6 +148,17 @@ def test_a_first_key_that_is_removed_waits_no_more(
     public = read_key_file(key_file).public
     directory.remove_record("credential", f"curve:{public}")
     assert levels[Counter.FIRST_KEYS] == 0
+
+
+def test_a_first_key_of_another_user_is_called_so(
+    directory: SecurityDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_there(directory)
+    pair = new_key_pair()
+    write_key_file(tmp_path / "bootstrap-admin.key", pair)
+    directory.change([Credential(f"curve:{pair.public}", "ann")])
+    assert not is_first_key(directory.policy, tmp_path / "bootstrap-admin.key")
+    assert "its key is one of ann" in caplog.text and "on record" not in caplog.text
 
 
 def test_the_first_administrator_has_no_other_binding(directory: SecurityDirectory) -> None:

@@ -131,6 +131,8 @@ def is_first_key(policy: Policy, key_file: Path) -> bool:
     except DanubeError as error:
         known, why = None, str(error)
     is_first = isinstance(known, Credential) and known.principal == BOOTSTRAP
+    if isinstance(known, Credential) and not is_first:
+        why = f"its key is one of {known.principal}; if that is in use, give the file another name"
     if not is_first and os.path.lexists(key_file):
-        _log.warning("%s lets no one in, so remove it: %s", key_file, why)
+        _log.warning("%s is no key of a first administrator, so remove it: %s", key_file, why)
     return is_first

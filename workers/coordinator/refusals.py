@@ -1,4 +1,4 @@
-"""What no change of rights may ask for, and no question about them."""
+"""Limits of changes of rights, and of questions about them."""
 
 from __future__ import annotations
 
