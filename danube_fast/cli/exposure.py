@@ -123,11 +123,8 @@ def files(settings: Settings) -> Iterator[Finding]:
     for name, what in SECRET_FILES.items():
         if os.path.lexists(folder / name):
             yield _secret(folder / name, what)
-    if (folder / "bootstrap-admin.key").exists():
-        yield Finding(
-            "first administrator", WARNING, "the key of an administrator waits for its first use",
-            "use it, to make an administrator of your own: who reads it is administrator once",
-        )  # fmt: skip
+    if os.path.lexists(folder / "bootstrap-admin.key"):
+        yield _first_key(folder / "bootstrap-admin.key")
     if not is_secured(folder):
         return
     yield _rotation(folder)
@@ -285,6 +282,24 @@ def _file(path: Path, what: str, others: int, remedy: str, lost: str = "") -> Fi
         advice = "run this as the user of the broker; if that is this one, give it the file"
         return Finding(path.name, FAILURE, seen, advice)
     return Finding(path.name, OK, seen)
+
+
+def _first_key(path: Path) -> Finding:
+    from danube_fast.security.curve import read_key_file
+
+    try:
+        read_key_file(path)
+    except DanubeError as error:
+        return Finding(
+            "first administrator",
+            WARNING,
+            f"no key waits for its first use: {error}",
+            f"see to {path}, or remove it",
+        )
+    return Finding(
+        "first administrator", WARNING, f"{path.name} has a key, which is an administrator's until its first use",
+        "use it, to make an administrator of your own: who reads it is administrator once; if it does not let you in, remove it",
+    )  # fmt: skip
 
 
 def _rotation(folder: Path) -> Finding:

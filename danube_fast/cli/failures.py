@@ -90,7 +90,7 @@ def _judged(error: Exception) -> tuple[int, str, str]:
     name = type(error).__name__
     if isinstance(error, errors.DanubeError):
         code = next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
-        return code, name, _WAY_IN.sub(_variable, str(error))
+        return code, name, _WAY_IN.sub(_variable, _FOR_COMMANDS.sub(r"\1", str(error)))
     if isinstance(error, _ClickException):
         text = _usage_text(error)
         if text:
@@ -106,6 +106,8 @@ def _judged(error: Exception) -> tuple[int, str, str]:
 
 _WAY_IN = re.compile(r"(?<![\w'])(key_file|server_key|server_uid|sign_on|tls|token)=(?![\w/.\"])")
 """Parameters of a client, in its texts for programs."""
+_FOR_COMMANDS = re.compile(r"pass [^():]*\(commands: ([^()]*)\)")
+"""A text for programs, with the one for commands behind it."""
 
 
 def _variable(match: re.Match[str]) -> str:

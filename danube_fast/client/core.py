@@ -139,6 +139,10 @@ class Core:
             sign_on = self._trust.sign_on
             if sign_on is not None and (reason := sign_on.late(timeout)) is not None:
                 raise reason
+            if bootstrap.dialer.is_undecided:
+                raise Unavailable(
+                    f"the broker at {self.url} cannot tell just now who may come in; try again"
+                )
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "
                 "`danube-fast serve`, or check the address"

@@ -69,7 +69,7 @@ class LmdbStore(LocalStore):
         self._identity = b""
         with contextlib.ExitStack() as undo:
             with self._translated():
-                self._directory.mkdir(parents=True, exist_ok=True)
+                self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
                 self._lock_fd = os.open(
                     self._directory / layout.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
                 )

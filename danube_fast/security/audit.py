@@ -22,8 +22,10 @@ from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.types import REPLY_TOPICS
 
 __all__ = [
+    "ITEMS_MAX",
     "LINE_BYTES_MAX",
     "AuditRecord",
+    "cut_arguments",
     "decode_record",
     "encode_record",
     "fingerprint",
@@ -39,6 +41,7 @@ TEXT_CHARACTERS_MAX = 200
 NAME_CHARACTERS_MAX = 600
 """A resource: namespace, topic and subscription."""
 ITEMS_MAX = 16
+"""Of a list; what gives rights must show all of it, so no change has a longer one."""
 DEPTH_MAX = 3
 FINGERPRINT_DIGITS = 16
 _CUT = "..."
@@ -47,6 +50,8 @@ _SECRETS = re.compile(
     r"|(?<!\S)(?!mtls:)(?=(?:\S*?[^\w./#:*?-]){3})[!-~]{40}(?!\S)"
 )
 """The name of a reply topic, which guards it; a key with its kind, an API key, a token; and 40 characters that look like a CURVE key, and like no name."""
+_CUTS = (60, 16), (30, 8), (15, 4), (7, 2)
+"""Characters of a text and items of a list to which arguments are cut, one behind the other until there is room."""
 _PEER = re.compile(r"localhost:([0-9]+):[0-9]+:([0-9]+)")
 """How ZeroMQ writes a peer on ipc: user, group, process."""
 
@@ -149,6 +154,28 @@ def shown_arguments(
     if hidden:
         shown["not_shown"] = [shown_text(str(name), 64) for name in hidden]
     return shown
+
+
+def cut_arguments(shown: dict[str, Any], bytes_max: int) -> dict[str, Any]:
+    """Cut long texts and lists of arguments as they are shown, so that none hides the others; if all of them still take
+    more than so many bytes, their names alone are told."""
+    cut = shown
+    for characters, items in _CUTS:
+        if len(_encoder.encode(cut)) <= bytes_max:
+            return cut
+        cut = {name: _cut_value(value, characters, items) for name, value in shown.items()}
+    return cut if len(_encoder.encode(cut)) <= bytes_max else {"not_shown": list(shown)}
+
+
+def _cut_value(value: Any, characters: int, items: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut_value(each, characters, items) for name, each in value.items()}
+    if isinstance(value, list):
+        some = [_cut_value(each, characters, items) for each in value[:items]]
+        return [*some, _CUT] if len(value) > items else some
+    if isinstance(value, str) and len(value) > characters:
+        return value[: characters - len(_CUT)] + _CUT
+    return value
 
 
 def _shown_value(value: Any, allowed: Set[str], depth: int) -> Any:

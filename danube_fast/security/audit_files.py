@@ -29,6 +29,7 @@ __all__ = [
     "AuditFile",
     "AuditPage",
     "Published",
+    "begun_anew",
     "chosen",
     "last_seq",
     "read_page",
@@ -227,6 +228,13 @@ def read_page(folder: Path, cursor: str = "", bytes_max: int = PAGE_BYTES) -> Au
             return AuditPage(records, place, is_newest and not end, len(lines) - len(records))
         number, offset = found + 1, 0
     return AuditPage([], cursor or "1:0", True, 0)
+
+
+def begun_anew(folder: Path, cursor: str) -> str:
+    """Return the cursor to go on from behind a move of the newest file, or of all: files that are there still are not read
+    again but the one it is in. Raises InvalidArgument, OSError."""
+    number, _ = _parse_cursor(cursor)
+    return f"{number}:0" if cursor and number <= _numbered(folder)[-1][0] else ""
 
 
 def chosen(

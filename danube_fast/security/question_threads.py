@@ -189,6 +189,8 @@ class QuestionThreads:
         """Whether an asker that has lost threads may have one more, as it waited long enough."""
         if self._spare is None or not known.is_urgent or not known.asking == known.lost > 0:
             return False
+        if self.lost >= self._spare.replaced_max:  # or one asker had all of them one day
+            return False
         return self._spare.clock.monotonic_ns() >= known.again_ns
 
     def _threads_left(self, asker: Hashable) -> int:

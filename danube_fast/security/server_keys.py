@@ -40,6 +40,7 @@ __all__ = [
     "ServerKeys",
     "Stage",
     "is_secured",
+    "secured_by",
     "server_keys",
 ]
 
@@ -93,12 +94,13 @@ def server_keys(data_dir: Path) -> list[str]:
 
 def is_secured(data_dir: Path) -> bool:
     """Whether a data directory has a server key, or had one: its broker asks clients who they are."""
-    return os.path.lexists(data_dir / SERVER_KEY) or _had_key(data_dir)
+    return bool(secured_by(data_dir))
 
 
-def _had_key(data_dir: Path) -> bool:
-    names = PUBLIC_KEYS, NEXT_KEY, PREVIOUS_KEY
-    return any(os.path.lexists(data_dir / name) for name in names)
+def secured_by(data_dir: Path) -> list[str]:
+    """List the files that say so."""
+    names = SERVER_KEY, PUBLIC_KEYS, NEXT_KEY, PREVIOUS_KEY
+    return [name for name in names if os.path.lexists(data_dir / name)]
 
 
 class ServerKeys:
@@ -115,7 +117,7 @@ class ServerKeys:
 
         Raises FailedPrecondition if the key was there before and is gone, InvalidArgument if it is damaged.
         """
-        if not os.path.lexists(self._active) and _had_key(self._folder):
+        if not os.path.lexists(self._active) and is_secured(self._folder):
             raise FailedPrecondition(
                 f"{self._active} is gone, and clients know this broker by its key: put the file back from a backup, or "
                 f"make a new key with: danube-fast security recover --data-dir {self._folder} --new-server-key --yes"
@@ -128,17 +130,18 @@ class ServerKeys:
         return self._told()
 
     def check_known(self) -> None:
-        """Raise FailedPrecondition if the pair in use is none of those that were shown to clients: the file was replaced."""
+        """Raise FailedPrecondition if no pair is one of those that were shown to clients: the file was replaced. The last step of
+        a rotation may not have been written there."""
         path = self._folder / PUBLIC_KEYS
         try:
             shown = path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError):
             return  # it is written anew
         known = [line for line in shown if is_public_key(line)]
-        if known and self.active().public not in known:
+        if known and not set(self.rotation().keys) & set(known):
             raise FailedPrecondition(
-                f"{self._active} is not the key that clients know, which {path} shows: put that back from a backup; or, if "
-                f"clients are to pin this one, remove {path} and start again"
+                f"{self._active} is not the key that clients know, which {path} shows: if it is the broker's own, rotated "
+                f"since, or clients are to pin it now, remove {path} and start again; else put the other one back from a backup"
             )
 
     def active(self) -> KeyPair:

@@ -78,6 +78,11 @@ def test_what_waits_in_a_data_directory(run: Run, folder: Path) -> None:
     recover(folder, new_server_key=False)
     found = looked_at(run, folder)
     assert found["first administrator"]["verdict"] == "warning"
+    assert "until its first use" in found["first administrator"]["seen"]
+    key = (folder / "bootstrap-admin.key").read_bytes()
+    (folder / "bootstrap-admin.key").write_text("what else")
+    assert "no key waits" in looked_at(run, folder)["first administrator"]["seen"]
+    (folder / "bootstrap-admin.key").write_bytes(key)
     assert found["server key"]["verdict"] == "ok"
     prepared = ServerKeys(folder).prepare()
     found = looked_at(run, folder)

@@ -56,6 +56,7 @@ def test_usage_is_told_in_our_words_with_what_was_typed(
         ("give sign_on='https://HOST:PORT', too", "give DANUBE_SIGN_ON='https://HOST:PORT', too"),
         ("key_file= and server_key=: one", "DANUBE_KEY_FILE and DANUBE_SERVER_KEY: one"),
         ("its fingerprint, as tls=", "its fingerprint, as DANUBE_TLS"),
+        ("pass key_file= or token= (commands: set DANUBE_KEY_FILE)", "set DANUBE_KEY_FILE"),
         ("no value 'tls=x' and my_tls= stay", "no value 'tls=x' and my_tls= stay"),
     ],
 )  # fmt: skip

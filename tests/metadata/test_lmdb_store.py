@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +50,15 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[LmdbStore]:
 
 class TestLmdbStore(Conformance):
     pass
+
+
+def test_others_may_not_write_in_its_folder(tmp_path: Path, clock: ManualClock) -> None:
+    before = os.umask(0)
+    try:
+        LmdbStore(tmp_path / "metadata", clock).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "metadata").stat().st_mode) == 0o750
 
 
 def test_everything_is_there_after_reopening(tmp_path: Path, clock: ManualClock) -> None:

@@ -24,7 +24,7 @@ from danube_fast.security.audit import (
     shown_text,
     shown_time,
 )
-from danube_fast.security.audit_files import AuditFile, last_seq, read_page, start_at
+from danube_fast.security.audit_files import AuditFile, begun_anew, last_seq, read_page, start_at
 from danube_fast.security.curve import new_key_pair
 from danube_fast.security.records import SUBJECT_BYTES_MAX
 
@@ -163,6 +163,15 @@ def test_a_full_disk(tmp_path: Path, fail: Fail, written: int) -> None:
         file.append(line(2), sync=True)
     file.append(line(3), sync=True)
     assert read_all(folder) == ([1, 3], 0), "half a line stays only where it cannot be cut off"
+
+
+def test_a_reader_goes_on_where_the_newest_file_was_moved_away(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"audit-{number:08}.jsonl").write_bytes(line(number))
+    (tmp_path / "audit.jsonl").write_bytes(line(3))
+    assert begun_anew(tmp_path, "3:99") == "3:0", "those that are there still are not read again"
+    assert begun_anew(tmp_path, "2:0") == "2:0" and begun_anew(tmp_path, "") == ""
+    assert begun_anew(tmp_path, "9:7") == "", "all were moved"
 
 
 def test_half_a_line_that_cannot_be_cut_off(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from danube_fast.security.question_threads import (
     REPLACED_MAX,
     THREADS_MAX,
     THREADS_OF_ONE_MAX,
+    QuestionThreads,
+    Spare,
 )
 from danube_fast.security.records import Binding, Principal
 from danube_fast.types import CLUSTER, Permission
@@ -201,6 +204,31 @@ def test_an_administrator_whose_questions_hang_is_asked_about_again_after_a_whil
             assert loop.outcome(*question) is None
             flooded.later(ANSWER_NS + 1)
         assert flooded.asked.threads_lost == len(gate.asked) == LOST_OF_ONE_MAX + 1
+
+
+def test_an_urgent_asker_loses_no_more_threads_than_are_replaced() -> None:
+    clock, ended, began = Moved(), threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        began.release()
+        ended.wait(60)
+
+    threads = QuestionThreads("test", 8, 0, Spare(clock, 0, replaced_max=2, lost_of_one_max=1))
+    answers = []
+    try:
+        for lost in range(2):
+            assert not threads.is_held_up("ann")
+            answers.append(threads.ask(hang, "ann", is_urgent=True))
+            assert began.acquire(timeout=60), "it is asked"
+            clock.moved_ns += LATE_NS
+            threads.replace_lost()
+            assert threads.lost == lost + 1
+            clock.moved_ns += 1000 ** (lost + 1) * AGAIN_NS
+        assert threads.is_held_up("ann")
+    finally:
+        ended.set()
+        for answer in answers:
+            answer.result(60)
 
 
 @pytest.mark.parametrize("kind", [PermissionDenied, OSError, ValueError])

@@ -77,11 +77,25 @@ def test_the_key_of_another_is_no_server_key(tmp_path: Path) -> None:
     known = (tmp_path / "server.pub").read_bytes()
     (tmp_path / "server.key").unlink()
     write_key_file(tmp_path / "server.key", new_key_pair())
-    with pytest.raises(FailedPrecondition, match=r"server\.pub.*put .*back.*remove"):
+    with pytest.raises(
+        FailedPrecondition, match=r"server\.pub.*rotated since.*remove.*else put .*back"
+    ):
         keys.open()
     assert (tmp_path / "server.pub").read_bytes() == known
     (tmp_path / "server.pub").unlink()
     assert keys.open().active == read_key_file(tmp_path / "server.key").public
+
+
+def test_public_keys_that_were_not_written_behind_a_step_refuse_no_start(tmp_path: Path) -> None:
+    keys = ServerKeys(tmp_path)
+    keys.open()
+    known = (tmp_path / "server.pub").read_bytes()
+    keys.prepare()
+    new = keys.activate().active
+    (tmp_path / "server.pub").write_bytes(known)  # the disk was full
+    keys.check_known()
+    assert keys.open().active == new
+    assert new in (tmp_path / "server.pub").read_text()
 
 
 def test_files_with_secrets_are_their_owners_alone(tmp_path: Path) -> None:

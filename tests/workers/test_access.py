@@ -20,6 +20,7 @@ from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import InvalidArgument, PermissionDenied, Unavailable
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.ring.handover import Refused, dial, take
+from danube_fast.security.audit import ITEMS_MAX
 from danube_fast.security.curve import new_key_pair
 from danube_fast.security.records import Binding, Credential, Principal, Record
 from danube_fast.security.server_keys import ServerKeys
@@ -255,6 +256,23 @@ def test_a_user_that_is_changed_is_told_as_it_is_now() -> None:
     assert made == {"name": "pia", "groups": ["ops"], "disabled": True}
     assert directory.put_principal("pia", None, disabled=None) == made, "it stays disabled"
     assert not directory.put_principal("pia", None, disabled=False)["disabled"]
+    mailbox.close()
+
+
+@pytest.mark.parametrize("what", ["credentials", "roles", "groups"])
+def test_one_change_of_a_user_has_no_more_than_its_record_in_the_log_shows(what: str) -> None:
+    """Repetitions in front would hide what it is about."""
+    mailbox: Any = FakeMailbox()
+    clock = SystemClock()
+    directory = SecurityDirectory(MemoryStore(clock), mailbox, clock, Access(clock))
+    first, last = ("uid:7", "uid:8") if what == "credentials" else ("viewer", "admin")
+    lists: dict[str, list[str]] = {"groups": [], what: [first] * ITEMS_MAX + [last]}
+    text = rf"17 {what} in one change.*{ITEMS_MAX}.*" + (
+        "user itself" if what == "groups" else "several changes"
+    )
+    with pytest.raises(InvalidArgument, match=text):
+        directory.put_principal("pia", lists.pop("groups"), disabled=None, **lists)
+    assert directory.policy.get("principal/pia") is None
     mailbox.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube_fast.broker import admin
@@ -17,11 +18,13 @@ from danube_fast.errors import (
 )
 from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
-from danube_fast.security.audit import AuditRecord
+from danube_fast.security.audit import AuditRecord, fingerprint
+from danube_fast.security.curve import new_key_pair
 from danube_fast.security.records import Binding, Principal
 from danube_fast.types import REPLY_TOPICS
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.administration import (
+    DENIED_ARGUMENTS_BYTES_MAX,
     READS,
     RIGHTS_NS,
     SHOWN_ARGUMENTS,
@@ -161,6 +164,55 @@ def test_a_denial_is_noted_and_answered_at_once(rig: Rig) -> None:
     ]  # fmt: skip
     assert [reply.code for reply in rig.replies] == [PermissionDenied.code] * 2
     assert not rig.begun and not rig.ends
+
+
+def shown_of_denied(rig: Rig, operation: str, **arguments: Any) -> dict[str, Any]:
+    rig.may = False
+    rig.ask(operation, **arguments)
+    shown = dict(rig.denials.pop().arguments)
+    assert len(msgspec.json.encode(shown)) <= DENIED_ARGUMENTS_BYTES_MAX
+    return shown
+
+
+def test_a_long_argument_of_a_denied_change_hides_no_other(rig: Rig) -> None:
+    bind = {"binding": "b", "subject": "user:pia", "role": "admin"}
+    assert shown_of_denied(rig, "set_binding", **bind, scope="x" * 199) == {
+        **bind,
+        "scope": "x" * 199,
+    }
+    long = shown_of_denied(
+        rig, "set_binding", **bind | {"binding": "b" * 900, "subject": "s" * 900}, scope="x" * 900
+    )
+    assert long == {
+        **bind,
+        **{
+            name: f"{sign * 57}..."
+            for name, sign in [("binding", "b"), ("subject", "s"), ("scope", "x")]
+        },
+    }
+
+
+@pytest.mark.parametrize("sign", ["g", "\U0001f511", "\0"])
+def test_the_longest_arguments_of_a_denied_change_stay_in_bounds(rig: Rig, sign: str) -> None:
+    many = [sign * 900] * 100
+    shown = shown_of_denied(
+        rig,
+        "set_principal",
+        name="pia",
+        groups=many,
+        credentials=many,
+        roles=["admin", *many],
+        scope=many[0],
+    )
+    assert shown["name"] == "pia" and shown["roles"][0] == "admin"
+    keys = [f"curve:{new_key_pair().public}"] * 30
+    shown = shown_of_denied(rig, "set_principal", name="pia", credentials=keys, roles=["admin"])
+    assert shown["credentials"][0] == fingerprint(keys[0]) and shown["roles"] == ["admin"]
+    names = {f"{number}{sign * 900}": 1 for number in range(100)}
+    assert list(shown_of_denied(rig, "set_namespace_quota", namespace="shop", values=names)) == [
+        "namespace",
+        "values",
+    ]
 
 
 @pytest.mark.parametrize("operation", ["create_topic", "delete_topic"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import FailedPrecondition, InvalidArgument
 from danube_fast.metadata.memory import MemoryStore
-from danube_fast.security.curve import new_key_pair
+from danube_fast.ring.counters import Counter
+from danube_fast.security.curve import new_key_pair, read_key_file, write_key_file
 from danube_fast.security.records import Binding, Credential, Principal, Record, Role
 from danube_fast.types import CLUSTER, Permission
+from danube_fast.workers.coordinator.administrators import is_first_key
+from danube_fast.workers.coordinator.coordinator import Coordinator
 from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.process.access import Access
 from tests.workers.shard_rig import FakeMailbox
@@ -126,6 +131,62 @@ def test_the_last_administrator_is_deleted_by_force(directory: SecurityDirectory
     is_there(directory)
     directory.remove_record("principal", "ann", force=True)
     assert not directory.has_administrator() and directory.policy.get(f"credential/{KEY}") is None
+
+
+def test_a_first_key_that_is_removed_waits_no_more(
+    directory: SecurityDirectory, tmp_path: Path
+) -> None:
+    levels: dict[Counter, int] = {}
+    counters = SimpleNamespace(set=lambda name, value: levels.update({name: int(value)}))
+    coordinator: Any = SimpleNamespace(
+        security=directory, _boot=SimpleNamespace(counters=counters), _record=lambda *_: None,
+        connections=SimpleNamespace(),
+    )  # fmt: skip
+    key_file = tmp_path / "bootstrap-admin.key"
+    Coordinator._begin_security(coordinator, key_file)
+    assert levels[Counter.FIRST_KEYS] == 1
+    public = read_key_file(key_file).public
+    directory.remove_record("credential", f"curve:{public}")
+    assert levels[Counter.FIRST_KEYS] == 0
+
+
+def test_a_first_key_of_another_user_is_called_so(
+    directory: SecurityDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_there(directory)
+    pair = new_key_pair()
+    write_key_file(tmp_path / "bootstrap-admin.key", pair)
+    directory.change([Credential(f"curve:{pair.public}", "ann")])
+    assert not is_first_key(directory.policy, tmp_path / "bootstrap-admin.key")
+    assert "its key is one of ann" in caplog.text and "on record" not in caplog.text
+
+
+def test_the_first_administrator_has_no_other_binding(directory: SecurityDirectory) -> None:
+    """Nor another user the one of its name, which the next start puts back."""
+    directory.begin(new_key_pair().public)
+    is_there(directory)
+    for binding, subject in (("late", "user:bootstrap-admin"), ("bootstrap-admin", "user:ann")):
+        with pytest.raises(FailedPrecondition, match=r"make a user of your own|another name"):
+            directory.put_binding(binding, subject, "viewer", CLUSTER)
+    directory.remove_record("binding", "bootstrap-admin")
+    with pytest.raises(FailedPrecondition, match="another name"):
+        directory.put_binding("bootstrap-admin", "user:ann", "viewer", CLUSTER)
+
+
+@pytest.mark.parametrize("resource", ["/shop/orders#billing 1", "/shop/orders#a/b", "/shop/orders#a#b", "cluster", "subject:x"])  # fmt: skip
+def test_rights_are_asked_for_any_subscription(directory: SecurityDirectory, resource: str) -> None:
+    is_there(directory)
+    assert directory.check("ann", Permission.CONSUME, resource) == {
+        "allowed": True,
+        "registered": True,
+    }
+
+
+@pytest.mark.parametrize("resource", ["/shop/*", "/shop/order?", "namespace:*", "/shop/orders#*", "/shop/orders#", "shop#x", "/shop#x"])  # fmt: skip
+def test_rights_are_asked_for_one_thing(directory: SecurityDirectory, resource: str) -> None:
+    is_there(directory)
+    with pytest.raises(InvalidArgument, match=r"one thing|not a scope"):
+        directory.check("ann", Permission.CONSUME, resource)
 
 
 def test_what_is_no_administrators_goes_without_a_word(directory: SecurityDirectory) -> None:

@@ -298,6 +298,11 @@ def test_a_secured_broker_does_not_start_open_by_mistake(tmp_path: Path, lost: s
     (folder / (lost or "nothing")).unlink(missing_ok=True)
     text = refusal(folder)
     assert "is of a secured broker" in text and "--auth required" in text and "--insecure" in text
+    assert (
+        "--listen 127.0.0.1:PORT" in text
+        and "server.pub" in text
+        and ("server.key" in text) == (not lost)
+    )
     with Broker(folder, insecure=True) as broker:
         broker.wait_ready()
         assert "may do everything now (--insecure)" in broker.error_text()
@@ -318,6 +323,7 @@ def test_a_secured_broker_does_not_start_where_every_user_may_write(
     text = refusal(folder, auth="required")
     assert str(folder / name if not name else folder) in text and "chmod -R o-w" in text
     assert not name or f"{name} (0777)" in text
+    assert ("become administrator" in text) is not name.endswith(("seal", "audit"))
     (folder / name).chmod(0o750)
     assert not open_names(folder, stat.S_IWOTH)
 

@@ -23,6 +23,7 @@ from danube_fast.net.session import Session
 from danube_fast.security.audit import (
     NAME_CHARACTERS_MAX,
     AuditRecord,
+    cut_arguments,
     fingerprint,
     shown_address,
     shown_arguments,
@@ -185,8 +186,8 @@ class Administration:
         arguments: dict[str, Any] = {}
         if command.operation not in READS:
             arguments = shown_arguments(command.arguments, SHOWN_ARGUMENTS)
-        if len(msgspec.json.encode(arguments)) > DENIED_ARGUMENTS_BYTES_MAX:
-            arguments = {"not_shown": list(arguments)}  # or denials would push each other out
+        # or denials would push each other out
+        arguments = cut_arguments(arguments, DENIED_ARGUMENTS_BYTES_MAX)
         audit.denials.note(
             Denial(command.operation, *who, resource, request=request, arguments=tuple(arguments.items()))
         )  # fmt: skip

@@ -24,7 +24,13 @@ from danube_fast.security.records import (
 )
 from danube_fast.types import CLUSTER, Permission
 
-__all__ = ["check_keeps_administrator", "has_administrator", "is_first_key", "stored"]
+__all__ = [
+    "check_keeps_administrator",
+    "has_administrator",
+    "is_first_key",
+    "is_recovery",
+    "stored",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +109,20 @@ def _is_of_administrator(policy: Policy, record: Record | None) -> bool:
             return False
 
 
+def is_recovery(request: Path, key_file: Path) -> bool:
+    """Whether the key of an administrator that is in `key_file` is to be taken although there is one: `request` names it."""
+    try:
+        public = request.read_text(encoding="ascii").strip()
+        return public == read_key_file(key_file).public
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, DanubeError) as error:
+        _log.warning(
+            "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
+        )
+        return False
+
+
 def is_first_key(policy: Policy, key_file: Path) -> bool:
     """Whether the key in a file, if there is one, lets a first administrator in."""
     try:
@@ -111,6 +131,8 @@ def is_first_key(policy: Policy, key_file: Path) -> bool:
     except DanubeError as error:
         known, why = None, str(error)
     is_first = isinstance(known, Credential) and known.principal == BOOTSTRAP
+    if isinstance(known, Credential) and not is_first:
+        why = f"its key is one of {known.principal}; if that is in use, give the file another name"
     if not is_first and os.path.lexists(key_file):
-        _log.warning("%s lets no one in, so remove it: %s", key_file, why)
+        _log.warning("%s is no key of a first administrator, so remove it: %s", key_file, why)
     return is_first

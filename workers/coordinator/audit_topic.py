@@ -24,6 +24,7 @@ from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.security.audit import encode_record
 from danube_fast.security.audit_files import (
     Published,
+    begun_anew,
     read_page,
     read_published,
     write_published,
@@ -79,7 +80,7 @@ class AuditTopic:
         self._next_ns = now_ns + LOOK_NS
         if self._moves != self._audit.moves:
             self._moves = self._audit.moves
-            self._published = Published(self._published.seq)
+            self._begin_anew()
         if self._audit.seq <= self._published.seq:
             self.close()
             return
@@ -89,6 +90,16 @@ class AuditTopic:
                 self._publish(record)
         except (DanubeError, OSError) as error:
             self._failed(error)
+
+    def _begin_anew(self) -> None:
+        """Find the place to go on from: the newest file was moved away."""
+        seq, cursor = self._published.seq, self._published.cursor
+        try:
+            cursor = begun_anew(self._audit.folder, cursor)
+        except (InvalidArgument, OSError) as error:
+            _log.debug("%s is read from its beginning: %s", self._audit.folder, error)
+            cursor = ""
+        self._published = Published(seq, cursor)
 
     def close(self) -> None:
         """Record how far the topic is."""

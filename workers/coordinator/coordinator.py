@@ -39,7 +39,7 @@ from danube_fast.undecided import Steps
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration
-from danube_fast.workers.coordinator.administrators import is_first_key
+from danube_fast.workers.coordinator.administrators import is_first_key, is_recovery
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.audit_topic import AuditTopic
 from danube_fast.workers.coordinator.change_rates import ChangeRates
@@ -50,7 +50,7 @@ from danube_fast.workers.coordinator.marks import MarkRegistry
 from danube_fast.workers.coordinator.mover import MoveDone, Mover
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.coordinator.rebalancer import Rebalancer
-from danube_fast.workers.coordinator.security import SecurityDirectory, is_recovery
+from danube_fast.workers.coordinator.security import SecurityDirectory
 from danube_fast.workers.coordinator.server_key import ServerKeyRotation
 from danube_fast.workers.coordinator.sign_ons import SignOnChecks
 from danube_fast.workers.coordinator.slices import Slices
@@ -284,9 +284,9 @@ class Coordinator:
             if principal == BOOTSTRAP:
                 self._record("end_bootstrap_key", proof)
                 directory.used(principal, proof)
-                counters.set(Counter.FIRST_KEYS, 0)
                 _remove(key_file)
 
+        directory.on_first_key_gone = lambda: counters.set(Counter.FIRST_KEYS, 0)
         self.connections.on_entry = entered
 
     def _record(self, action: str, proof: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +29,6 @@ from danube_fast.errors import (
 from danube_fast.metadata.store import CHANGES_MAX, MetadataStore
 from danube_fast.security.api_keys import LIVE_KEYS_MAX
 from danube_fast.security.certificates import canonical_subject
-from danube_fast.security.curve import read_key_file
 from danube_fast.security.policy import Policy
 from danube_fast.security.records import (
     BOOTSTRAP,
@@ -49,7 +47,6 @@ from danube_fast.security.records import (
     key_of,
     no_user,
 )
-from danube_fast.security.scopes import parse_scope
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.coordinator.administrators import (
@@ -57,10 +54,16 @@ from danube_fast.workers.coordinator.administrators import (
     has_administrator,
     stored,
 )
+from danube_fast.workers.coordinator.refusals import (
+    check_is_no_binding_of_first,
+    check_is_not_first,
+    check_is_shown,
+    check_resource,
+)
 from danube_fast.workers.process.access import OVERFLOW, Access
 from danube_fast.workers.process.mailbox import Mailbox, Request
 
-__all__ = ["SecurityDirectory", "is_recovery"]
+__all__ = ["SecurityDirectory"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,20 +89,6 @@ def _place_of(key: str) -> str:
     return f"{PREFIX}{kind}/{name.encode().hex()}"
 
 
-def is_recovery(request: Path, key_file: Path) -> bool:
-    """Whether the key of an administrator that is in `key_file` is to be taken although there is one: `request` names it."""
-    try:
-        public = request.read_text(encoding="ascii").strip()
-        return public == read_key_file(key_file).public
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, DanubeError) as error:
-        _log.warning(
-            "%s is not taken; run `danube-fast security recover` again: %s", key_file, error
-        )
-        return False
-
-
 class SecurityDirectory:
     """Change and hand out the records of one broker. Used by the coordinator's loop only."""
 
@@ -114,6 +103,8 @@ class SecurityDirectory:
         self._told = set(told)
         """Processes that have asked for the records, and not started again since."""
         mailbox.epoch_watchers.append(lambda peer, _: self._told.discard(peer))
+        self.on_first_key_gone: Callable[[], None] = lambda: None
+        """Called when the key that a broker begins with has ended, or was removed."""
         self._confirmed_ns = 0
         for _, entry in store.list(PREFIX):
             self._policy.put(_decoder.decode(entry.value))
@@ -143,7 +134,7 @@ class SecurityDirectory:
         name of a user, or no scope."""
         made = Principal(principal)
         check_record(made)
-        parse_scope(resource)
+        check_resource(resource)
         allowed = self.rights.permits(principal, permission, resource)
         return {"allowed": allowed, "registered": self._policy.get(key_of(made)) is not None}
 
@@ -215,13 +206,19 @@ class SecurityDirectory:
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove the records of these keys; those that are gone already are no error."""
-        gone = [key for key in keys if self._policy.get(key) is not None]
+        records = {key: self._policy.get(key) for key in keys}
+        gone = [key for key, record in records.items() if record is not None]
         for start in range(0, len(gone), CHANGES_MAX):
             some = gone[start : start + CHANGES_MAX]
             revision = self._store.transact([(_place_of(key), None) for key in some])
             for key in some:
                 self._policy.discard(key)
             self._changed(revision, [], some)
+        if any(
+            isinstance(each, Credential) and each.principal == BOOTSTRAP
+            for each in records.values()
+        ):
+            self.on_first_key_gone()
 
     def put_role(self, name: str, permissions: list[Permission]) -> None:
         """Make or change a role; see the operation. Raises FailedPrecondition."""
@@ -238,11 +235,12 @@ class SecurityDirectory:
 
     def put_principal(
         self, name: str, groups: list[str] | None, *, disabled: bool | None,
-        credentials: Iterable[str] = (), roles: Iterable[str] = (), scope: str = CLUSTER,
+        credentials: Sequence[str] = (), roles: Sequence[str] = (), scope: str = CLUSTER,
     ) -> dict[str, Any]:  # fmt: skip
         """Make or change a principal; see the operation. What is None stays as it is. Raises NotFound, InvalidArgument,
         FailedPrecondition."""
-        _check_is_not_first(name)
+        check_is_not_first(name)
+        check_is_shown(credentials, roles, groups or ())
         known = self._policy.get(f"principal/{name}")
         if isinstance(known, Principal):
             groups = known.groups if groups is None else groups
@@ -266,7 +264,7 @@ class SecurityDirectory:
         """Make or change a credential; see the operation. What is None stays as it is. Raises InvalidArgument, NotFound,
         FailedPrecondition."""
         self._check_principal(principal)
-        _check_is_not_first(principal)
+        check_is_not_first(principal)
         made = self._credential(credential, principal, expires_seconds, label)
         self._put(made)
         return {"expires_ns": made.expires_ns, "label": made.label}
@@ -313,7 +311,7 @@ class SecurityDirectory:
         made = ApiKey(key_id, name, salt, digest, self._end_of(expires_seconds), label)
         check_record(made)
         self._check_principal(name)
-        _check_is_not_first(name)
+        check_is_not_first(name)
         known = self._policy.get(key_of(made))
         if isinstance(known, ApiKey):
             if (known.principal, known.digest) == (name, made.digest):
@@ -336,6 +334,7 @@ class SecurityDirectory:
         made = Binding(binding=binding, subject=subject, role=role, scope=scope)
         self._check_enforced()
         check_record(made)
+        check_is_no_binding_of_first(made)
         kind, _, name = subject.partition(":")
         # groups need no record: tokens bring them
         if kind == "user":
@@ -473,12 +472,6 @@ class SecurityDirectory:
         values = [msgspec.json.encode(record) for record in page]
         is_settling = self._access is not None and self._access.is_settling
         request.reply(m.SecurityPage(self._policy.version, values, last, is_settling))
-
-
-def _check_is_not_first(principal: str) -> None:
-    """Raise FailedPrecondition for the user of the key that a broker begins with: that is good once, and for nothing else."""
-    if principal == BOOTSTRAP:
-        raise FailedPrecondition(f"{principal} has its key file only; make a user of your own")
 
 
 def _check_kind(kind: str) -> None:

@@ -46,7 +46,14 @@ from danube_fast.workers.supervisor.datadir import FORMAT, LOGS
 from danube_fast.workers.uploader.checkpoint import CHECKPOINT_NAME
 from danube_fast.workers.uploader.state import CACHE_NAME, SCRATCH_NAME
 
-__all__ = ["LOG_FOLDERS", "SECRET_FILES", "Kind", "kind_of", "open_names"]
+__all__ = [
+    "LOG_FOLDERS",
+    "SECRET_FILES",
+    "Kind",
+    "kind_of",
+    "makes_administrator",
+    "open_names",
+]
 
 LOG_FOLDERS = "logs"
 HISTORY = "history"
@@ -126,6 +133,11 @@ def open_names(folder: Path, others: int) -> list[str]:
     """List what others may write below a data directory and in the broker's folders there, with modes: who writes records
     or messages needs no key. `others`: the bits of modes that let a group, or all, write."""
     return _open_below(folder, folder, others)
+
+
+def makes_administrator(name: str) -> bool:
+    """Whether one who may write to that, as `open_names` tells it, can change who may do what."""
+    return name.rpartition(" (")[0] in (METADATA, f"{METADATA}/{DATA_FILE}")
 
 
 def _open_below(root: Path, folder: Path, others: int) -> list[str]:

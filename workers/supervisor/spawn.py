@@ -96,7 +96,7 @@ class Addresses:
                 remedy += " with tls_certificate and tls_key"
             raise InvalidArgument(
                 f"{option} {self._given[option]} would let other hosts in, who could do everything: give {remedy}, or an "
-                "address of this host like 127.0.0.1; in a network that you trust, --insecure"
+                f"address of this host, {option} 127.0.0.1:PORT; in a network that you trust, --insecure"
             )
         self.advertise = settings.advertise or _reachable(self.host)
         self.admin_socket = _listen(

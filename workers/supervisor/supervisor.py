@@ -416,28 +416,32 @@ def serve(
 def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output) -> None:
     """Refuse to open what was secured before, and to take the word of records that others can write. Raises
     FailedPrecondition."""
-    from danube_fast.security.server_keys import is_secured  # it loads ZeroMQ
-    from danube_fast.workers.supervisor.contents import open_names
+    from danube_fast.security.server_keys import secured_by  # it loads ZeroMQ
+    from danube_fast.workers.supervisor.contents import makes_administrator, open_names
 
     folder = directory.path
     if settings.auth == "none":
-        if not is_secured(folder):
+        if not (files := secured_by(folder)):
             return
         if not settings.insecure:
             raise FailedPrecondition(
-                f"{folder} is of a secured broker, and with auth none all who reach it could do everything: start it with "
-                "--auth required, as before (DANUBE_AUTH, --config); if all are to come in, with --insecure"
+                f"{folder} is of a secured broker ({', '.join(files)}), and with auth none all who reach it could do everything: "
+                "start it with --auth required, as before (DANUBE_AUTH, --config); if all are to come in, with --insecure, of "
+                "this host alone with --listen 127.0.0.1:PORT, too"
             )
         lines.note(
             f"warning: {folder} is of a secured broker, and all who reach it may do everything now (--insecure)"
         )
         return
     names = open_names(folder, stat.S_IWOTH)
+    is_ruled = any(makes_administrator(name) for name in names)
     if folder.stat().st_mode & stat.S_IWOTH:
         names.insert(0, str(folder))
+        is_ruled = True
     if names:
+        so = ", and so become administrator" if is_ruled else ""
         raise FailedPrecondition(
-            f"every user of this host may write in {folder}, and so become administrator: {', '.join(names[:NAMES_MAX])}; see "
+            f"every user of this host may write in {folder}{so}: {', '.join(names[:NAMES_MAX])}; see "
             f"that all there is yours, and run chmod -R o-w {folder}, or name another folder with --data-dir"
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -116,7 +116,7 @@ class SecurityRecords(Protocol):
 
     def put_principal(
         self, name: str, groups: list[str] | None, *, disabled: bool | None,
-        credentials: Iterable[str] = (), roles: Iterable[str] = (), scope: str = CLUSTER,
+        credentials: Sequence[str] = (), roles: Sequence[str] = (), scope: str = CLUSTER,
     ) -> dict[str, Any]:  # fmt: skip
         """Make or change a principal, with credentials and with roles within a scope; what is None stays. Return what it is
         now. Raises NotFound, InvalidArgument, FailedPrecondition."""

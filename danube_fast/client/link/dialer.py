@@ -135,6 +135,11 @@ class Dialer:
         refuses one that is not the same principal."""
         return {"key": self._trust.public} if self._is_local and self._trust.has_key else {}
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the broker answers, and cannot say who may come in."""
+        return self._watch.is_undecided
+
     def next_look_ns(self, limit_ns: int) -> int:
         """Return when to ask for a verdict, before that time at the latest."""
         if self._refusal is not None:

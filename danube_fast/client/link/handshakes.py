@@ -60,6 +60,8 @@ class HandshakeWatch:
         """Handshakes with this endpoint that the broker has left, one behind the other."""
         self._since_ns = 0
         """When the first of them was seen."""
+        self.is_undecided = False
+        """Whether the broker could not say, when it was asked last, who may come in."""
 
     @property
     def is_open(self) -> bool:
@@ -70,7 +72,7 @@ class HandshakeWatch:
         """Watch a socket, before it connects. Raises ZMQError."""
         self._has_key = has_key
         if endpoint != self._endpoint:
-            self._endpoint, self.failures = endpoint, 0
+            self._endpoint, self.failures, self.is_undecided = endpoint, 0, False
         self._monitor = socket.get_monitor_socket(_ENDED | _FAILED | _REFUSED)
         self._socket = socket
 
@@ -104,13 +106,15 @@ class HandshakeWatch:
                 self._count(event, now_ns)
             elif value == _NOT_REGISTERED:
                 return Handshake.REFUSED
+            else:
+                self.is_undecided = True
         if self.failures < keys * _FAILURES_MIN or now_ns - self._since_ns < verdict_ns:
             return Handshake.PENDING
         return Handshake.UNPROVED
 
     def _count(self, event: int, now_ns: int) -> None:
         if event & _ENDED:
-            self.failures = 0
+            self.failures, self.is_undecided = 0, False
             return
         if not self.failures:
             self._since_ns = now_ns
