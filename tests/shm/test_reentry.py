@@ -12,9 +12,9 @@ from tests.crash.rig import Server
 from tests.shm.children import script
 from tests.shm.test_straight import SECONDS, server, transport
 
-PUBLISHES = 100
-
 __all__ = ["server", "transport"]
+
+PUBLISHES = 100
 
 STRUCK = """
 import collections, signal, sys, threading, time, danube_fast
@@ -111,7 +111,9 @@ def test_a_call_that_would_wait_for_itself_is_refused(
 
         monkeypatch.setattr(Pump, "_sleep", struck)
         count = 0
-        while not refused and count < PUBLISHES:  # the ack of one may be there before its thread sleeps
+        while (
+            not refused and count < PUBLISHES
+        ):  # the ack of one may be there before its thread sleeps
             count += 1
             assert producer.publish(b"1").offset == count
         assert len(refused) == 2 and all("in the middle of another call" in r for r in refused)
