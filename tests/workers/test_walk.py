@@ -21,8 +21,8 @@ TOPIC = "/default/walk"
 MESSAGES = 400
 LEGS = ("publish, client", "served by kernels, worker", "receive and ack, client", "ack, worker")
 CEILINGS = {
-    "zmq": ((32, 26, 19), (150, 121, 48), (112, 78, 26), (256, 200, 60)),
-    "shm": ((32, 26, 19), (150, 118, 48), (112, 80, 26), (240, 180, 60)),
+    "zmq": ((34, 28, 19), (154, 124, 48), (116, 82, 26), (272, 212, 60)),
+    "shm": ((34, 28, 19), (154, 122, 48), (116, 84, 26), (272, 200, 60)),
 }
 """By lane: calls, stays and files of each leg, some percent above what was counted last. Lower them when the walk
 becomes shorter."""
