@@ -23,6 +23,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -417,7 +418,6 @@ def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output
     """Refuse to open what was secured before, and to take the word of records that others can write. Raises
     FailedPrecondition."""
     from danube_fast.security.server_keys import secured_by  # it loads ZeroMQ
-    from danube_fast.workers.supervisor.contents import makes_administrator, open_names
 
     folder = directory.path
     if settings.auth == "none":
@@ -433,6 +433,11 @@ def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output
             f"warning: {folder} is of a secured broker, and all who reach it may do everything now (--insecure)"
         )
         return
+    if not any(map(_is_open, (folder, *folder.glob("*"), *folder.glob("*/*")))):
+        return
+    # it loads NumPy, for which this process has no other use
+    from danube_fast.workers.supervisor.contents import makes_administrator, open_names
+
     names = open_names(folder, stat.S_IWOTH)
     is_ruled = any(makes_administrator(name) for name in names)
     if folder.stat().st_mode & stat.S_IWOTH:
@@ -444,6 +449,14 @@ def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output
             f"every user of this host may write in {folder}{so}: {', '.join(names[:NAMES_MAX])}; see "
             f"that all there is yours, and run chmod -R o-w {folder}, or name another folder with --data-dir"
         )
+
+
+def _is_open(path: Path) -> bool:
+    """Whether every user may write to a file or folder."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
 
 
 def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None:
