@@ -79,7 +79,7 @@ def test_tails_forget_partitions_that_were_emptied() -> None:
         gone.append(weakref.ref(partition))
     del partition
     bound = 2 * tails._COMPACT_AT + 2 * lasting.tail_count + 10
-    assert len(kept.order) - kept._head <= bound
+    assert len(kept._order) - kept._head <= bound
     assert sum(ref() is not None for ref in gone) <= bound // 5
     assert lasting.tail_count == 30 and kept.byte_count == 3000
     other: Any = Tail()

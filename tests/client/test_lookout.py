@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from danube_fast.client.link.answers import REQUEST_BITS, Answers, Ticket
+from danube_fast.client.link.answers import REQUEST_BITS, Answers, Ticket, is_answered
 from danube_fast.client.link.lookout import Link, Lookout
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 from danube_fast.errors import DanubeError
@@ -163,7 +163,7 @@ def test_an_ack_goes_to_its_row_and_not_to_python(house: House) -> None:
     own, not_own = house.ticket(line, 7), house.ticket(other, 7)
     assert line.say(acks((7, [1, 1 << 40])))
     assert sleep(house.lookout(), own.row, LONG_NS) == []
-    assert own.known()() and not not_own.known()()
+    assert is_answered(own.row) and not is_answered(not_own.row)
     assert house.answers.take(own) == (7, 1, 1 << 40)
     assert house.answers.take(not_own) is None
     assert line.rest() == []
@@ -176,7 +176,7 @@ def test_a_request_that_has_the_key_of_another_link_is_left_to_python(house: Hou
     assert not house.answers.expect(Ticket(), line.number, beyond), "it would have their key"
     assert line.say(acks((beyond, [0, 5])))
     assert sleep(house.lookout(), 0, LONG_NS) == [line.near.fileno()]
-    assert not theirs.known()() and house.answers.take(theirs) is None
+    assert not is_answered(theirs.row) and house.answers.take(theirs) is None
     assert line.rest() == [acks((beyond, [0, 5]))]
 
 
@@ -203,7 +203,7 @@ def test_an_ack_of_another_thread_wakes_that_one_alone(house: House) -> None:
     assert woken, "the thread whose ack came still sleeps"
     assert house.answers.take(theirs) == (2, 0, 9)
     wait_until("the leader's next sleep", lambda: line.is_armed)
-    assert not ours.known()()
+    assert not is_answered(ours.row)
     assert line.say(acks((1, [0, 8])))
     assert leader.found() == [] and house.answers.take(ours) == (1, 0, 8)
 
@@ -292,7 +292,7 @@ def test_a_thread_on_its_way_to_sleep_hears_that_it_is_to_lead() -> None:
     began = time.monotonic()
     answers.sleep(ticket, LONG_NS)
     assert time.monotonic() - began < SOON_SECONDS, "no thread reads the sockets"
-    assert not ticket.known()()
+    assert not is_answered(ticket.row)
 
 
 def test_a_row_is_not_used_again_while_a_leader_may_still_answer_it(house: House) -> None:

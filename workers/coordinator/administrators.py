@@ -25,6 +25,7 @@ from danube_fast.security.records import (
 from danube_fast.types import CLUSTER, Permission
 
 __all__ = [
+    "PAGE_RECORDS",
     "check_keeps_administrator",
     "has_administrator",
     "is_first_key",
@@ -35,6 +36,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PAGE_RECORDS = 500
+"""Records that are read at a time."""
 ADMINISTRATOR_NS = 24 * 3600 * SECOND_NS
 """So long the key of the last administrator must be good at least."""
 

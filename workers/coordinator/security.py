@@ -50,6 +50,7 @@ from danube_fast.security.records import (
 from danube_fast.security.sign_ons import LIFETIME_NS_MAX
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.workers.coordinator.administrators import (
+    PAGE_RECORDS,
     check_keeps_administrator,
     has_administrator,
     stored,
@@ -68,7 +69,6 @@ __all__ = ["SecurityDirectory"]
 _log = logging.getLogger(__name__)
 
 PREFIX = "/security/"
-PAGE_RECORDS = 500
 SCANNED_MAX = 5000
 """Sign-ons that are looked at for one page of a list."""
 CONFIRM_NS = 5 * SECOND_NS

@@ -14,7 +14,6 @@ pushed; STATUS and OFFSET by the leader alone. A row is used again when its thre
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import msgspec
@@ -148,10 +147,6 @@ class Ticket(msgspec.Struct, eq=False):
     def is_complete(self) -> bool:
         """Whether the outcome is known."""
         return self.done
-
-    def known(self) -> Callable[[], bool]:
-        """Return what tells whether the answer is in the ticket's row."""
-        return functools.partial(is_answered, self.row)
 
     def result(self) -> MessageId:
         """Return the id, or raise the error."""

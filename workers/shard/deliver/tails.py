@@ -17,8 +17,7 @@ class Tails:
     def __init__(self, settings: Settings) -> None:
         self.apply(settings)
         self.byte_count = 0
-        self.order: list[Partition] = []
-        """A partition for each frame, in the order in which those came."""
+        self._order: list[Partition] = []
         self._head = 0
         self._stale = 0
         """Upper bound of the entries whose frames are gone already."""
@@ -30,7 +29,7 @@ class Tails:
     def count(self, partition: Partition, stored: Stored) -> None:
         """Enter a frame of a partition's tail, which may be evicted in its turn."""
         self.byte_count += stored.frame_bytes
-        self.order.append(partition)
+        self._order.append(partition)
 
     def empty(self, partition: Partition) -> None:
         """Drop a partition's whole tail."""
@@ -39,24 +38,24 @@ class Tails:
             freed = partition.evict()
             if not partition.keeps_memory:
                 self.byte_count -= freed
-        if self._stale > _COMPACT_AT and 2 * self._stale > len(self.order) - self._head:
+        if self._stale > _COMPACT_AT and 2 * self._stale > len(self._order) - self._head:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
         """Drop entries without a frame: topics that come and go would leave them for ever."""
         left: dict[Partition, int] = {}
         kept = []
-        for partition in reversed(self.order[self._head :]):
+        for partition in reversed(self._order[self._head :]):
             count = left.setdefault(partition, partition.tail_count)
             if count:
                 left[partition] = count - 1
                 kept.append(partition)
         kept.reverse()
-        self.order, self._head, self._stale = kept, 0, 0
+        self._order, self._head, self._stale = kept, 0, 0
 
     def trim(self) -> None:
         """Drop the oldest frames until the rest is within the limit."""
-        order = self.order
+        order = self._order
         while self.byte_count > self._bytes_max and self._head < len(order):
             partition = order[self._head]
             self._head += 1

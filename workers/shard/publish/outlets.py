@@ -172,14 +172,13 @@ class Outlets:
     def show(self, slot: int, partition: Partition, stored: Stored, *, is_delivered: bool) -> None:
         """Enter a frame that a kernel has shown, and maybe delivered. Raises Internal if it went to another consumer
         than it should."""
-        self._recent[slot], tails = partition, self._tails
+        self._recent[slot] = partition
         partition.append(stored)
         self._intake.messages_in += stored.message_count
         if not partition.strict:
             self._intake.touched[partition.partition_id] = partition
-        if not partition.keeps_memory:  # as `Tails.count` does it
-            tails.byte_count += stored.frame_bytes
-            tails.order.append(partition)
+        if not partition.keeps_memory:
+            self._tails.count(partition, stored)
         consumer = self._open.get(slot)
         if (
             consumer is None
