@@ -24,6 +24,7 @@ __all__ = [
     "pwritev",
     "pwritev2",
     "read",
+    "sched_yield",
     "wall_ns",
     "write",
 ]
@@ -37,6 +38,7 @@ EPOLL_AT_DATA = 4 if _IS_PACKED else 8
 epoll_wait = external("epoll_wait", "int32(int32,int64,int32,int32)")
 ppoll = external("ppoll", "int32(int64,int64,int64,int64)")
 read = external("read", "int64(int64,int64,int64)")
+sched_yield = external("sched_yield", "int32()")
 write = external("write", "int64(int64,int64,int64)")
 pwritev = external("pwritev", "int64(int32,int64,int32,int64)")
 pwritev2 = external("pwritev2", "int64(int32,int64,int32,int64,int32)")

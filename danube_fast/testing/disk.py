@@ -49,7 +49,9 @@ class SimulatedSync:
     def __init__(self, disk: SimulatedDisk, wake: Callable[[], None]) -> None:
         self._disk = disk
         self._wake = wake
-        self._queue: list[tuple[int, int]] = []
+        self._queue: list[tuple[int, int, bool]] = []
+        self._wakes = False
+        """Whether one of those under way is not quiet."""
         self._under_way: list[tuple[int, int, int, bytes]] = []
         """Descriptor, position, inode, and the file as it was when the sync began."""
         self._turn = 0
@@ -80,16 +82,17 @@ class SimulatedSync:
         """Begin; all below is durable already."""
         self._synced = synced_position
 
-    def push(self, fd: int, position: int) -> None:
-        """Queue a sync of `fd`."""
-        self._queue.append((fd, position))
+    def push(self, fd: int, position: int, *, quiet: bool = False) -> None:
+        """Queue a sync of `fd`, whose end wakes the worker unless it is `quiet`."""
+        self._queue.append((fd, position, quiet))
         if not self._under_way:
             self._begin()
 
     def _begin(self) -> None:
         """Take all that is queued, as the sync thread does."""
         queue, self._queue = self._queue, []
-        for place, (fd, position) in enumerate(queue):
+        self._wakes = not all(quiet for _, _, quiet in queue)
+        for place, (fd, position, _) in enumerate(queue):
             shared = place + 1 < len(queue) and queue[place + 1][0] == fd
             inode, content = (0, b"") if shared else self._disk.read(fd)
             self._under_way.append((fd, position, inode, content))
@@ -98,8 +101,10 @@ class SimulatedSync:
 
         def end() -> None:
             if turn == self._turn and self._under_way:
+                wakes = self._wakes
                 self._end()
-                self._wake()
+                if wakes or self._fault is not None:
+                    self._wake()
 
         self._disk.schedule.call(self._disk.delay_ns(), end)
 

@@ -341,14 +341,15 @@ class Appender:
                 f"a sync of {self.directory} failed: {os.strerror(fault[0])}; check the disk"
             )
 
-    def sync(self, *, now: bool = False) -> None:
-        """Queue a sync of all that was written; unless `now`, it is put off while the disk hangs."""
-        if self.written_position > self._queued_position:
+    def sync(self, *, now: bool = False, quiet: bool = False, again: bool = False) -> None:
+        """Queue a sync of all that was written; unless `now`, it is put off while the disk hangs. `quiet`: its end need
+        not wake the worker; `again`: that of one that was queued so before is to."""
+        if self.written_position > self._queued_position or again:
             self.is_put_off = not now and self._sync.backlog >= BACKLOG_MAX
             if self.is_put_off:
                 return
             newest = self._chain.segments[-1]
-            self._sync.push(newest.open(), self.written_position)
+            self._sync.push(newest.open(), self.written_position, quiet=quiet)
             self._queued_position = self.written_position
 
     # -- segments ----------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class Sync(Protocol):
         """Begin; all below is durable already."""
         ...
 
-    def push(self, fd: int, position: int) -> None:
-        """Queue a sync of `fd`."""
+    def push(self, fd: int, position: int, *, quiet: bool = False) -> None:
+        """Queue a sync of `fd`, whose end wakes the worker unless it is `quiet`."""
         ...
 
     def drain(self) -> None:

@@ -280,9 +280,10 @@ class Log:
         self._appender.append([frame], len(frame))
         return position
 
-    def sync(self) -> None:
-        """Queue a sync of all that was written; `synced_position` and `wake_fd` tell when."""
-        self._appender.sync()
+    def sync(self, *, quiet: bool = False, again: bool = False) -> None:
+        """Queue a sync of all that was written; `synced_position` and `wake_fd` tell when. `quiet`: the worker need not
+        be woken then; `again`: by one that was queued so before it is to be, after all."""
+        self._appender.sync(quiet=quiet, again=again)
         self._runs.work(self.synced_position)
         if self._appender.rolls != self._spare_rolls:
             self._spare_rolls = self._appender.rolls

@@ -2,7 +2,8 @@
 
 The worker's loop queues (file descriptor, position) pairs; the kernel takes all that is there, does
 one fdatasync per run of equal descriptors, and publishes how far the log is durable. An entry may
-carry a small group, too, which the kernel writes and makes durable in one call (decision 45).
+carry a small group, too, which the kernel writes and makes durable in one call (decision 45). The end of a quiet one
+wakes no one, unless it failed.
 
       worker's loop                                   sync thread (nogil kernel)
       store entry, tail (release), eventfd  ------->  read(eventfd) ... tail (acquire)
@@ -47,7 +48,7 @@ _AT_TIMES = 6 * _LINE
 _TIMES_WORDS = 28  # HISTOGRAM_WORDS of ring/counters.py
 _AT_ENTRIES = 8 * _LINE
 _ENTRY_BYTES = 64
-_AT_POSITION, _AT_VECTOR, _AT_SIZE, _AT_PLACE, _AT_FLAGS = 8, 16, 24, 32, 40
+_AT_POSITION, _AT_VECTOR, _AT_SIZE, _AT_PLACE, _AT_FLAGS, _AT_QUIET = 8, 16, 24, 32, 40, 48
 """Words of an entry behind its descriptor: the vector of one buffer, whose size is 0 if there is nothing to write."""
 _ENTRIES = 1024  # power of two; more than the groups that one slow sync can cover
 _ENTRY_MASK = _ENTRIES - 1
@@ -104,12 +105,16 @@ def _note_time(memory: int, took_ns: int) -> None:
     store_u64(total, load_i64(total) + took_ns)
 
 
-@kernel("void(int64,int64,int64)")
-def _sync_batch(memory: int, head: int, tail: int) -> None:
-    """Sync entries [head, tail); neighbours with one descriptor share a call, unless one has a group to write."""
+@kernel("int64(int64,int64,int64)")
+def _sync_batch(memory: int, head: int, tail: int) -> int:
+    """Sync entries [head, tail); neighbours with one descriptor share a call, unless one has a group to write. 1 if the
+    loop is to be woken."""
+    wakes = 0
     for index in range(head, tail):
         entry = memory + _AT_ENTRIES + (index & _ENTRY_MASK) * _ENTRY_BYTES
         fd = load_i64(entry)
+        if load_i64(entry + _AT_QUIET) == 0:
+            wakes = 1
         if index + 1 < tail:
             following = memory + _AT_ENTRIES + ((index + 1) & _ENTRY_MASK) * _ENTRY_BYTES
             writes = load_i64(entry + _AT_SIZE) != 0 or load_i64(following + _AT_SIZE) != 0
@@ -125,10 +130,12 @@ def _sync_batch(memory: int, head: int, tail: int) -> None:
         if fault != 0:
             store_u64(memory + _AT_FAULT, position)
             store_release(memory + _AT_ERRNO, fault)
+            wakes = 1
             continue
         _note_time(memory, took_ns)
         if position > load_relaxed(memory + _AT_SYNCED):
             store_release(memory + _AT_SYNCED, position)
+    return wakes
 
 
 @kernel("int64(int64,int64,int64)", nogil=True)
@@ -147,16 +154,16 @@ def _sync_loop(memory: int, event_fd: int, wake_fd: int) -> int:
                 if fault != _EINTR:
                     return fault
             continue
-        _sync_batch(memory, head, tail)
+        wakes = _sync_batch(memory, head, tail)
         store_release(memory + _AT_HEAD, tail)
-        if wake_fd >= 0:
+        if wakes != 0 and wake_fd >= 0:
             store_u64(scratch, 1)
             write(wake_fd, scratch, _WORD_BYTES)
 
 
-@kernel("int64(int64,int64,int64,int64,int64,int64,int64)")
+@kernel("int64(int64,int64,int64,int64,int64,int64,int64,int64)")
 def _push(
-    memory: int, fd: int, position: int, address: int, size: int, place: int, flags: int
+    memory: int, fd: int, position: int, address: int, size: int, place: int, flags: int, quiet: int
 ) -> int:
     """Queue one entry, with `size` bytes to write, 0: none; 1, or 0 if the queue is full."""
     tail = load_relaxed(memory + _AT_TAIL)
@@ -169,6 +176,7 @@ def _push(
     store_u64(entry + _AT_SIZE, size)
     store_u64(entry + _AT_PLACE, place)
     store_u64(entry + _AT_FLAGS, flags)
+    store_u64(entry + _AT_QUIET, quiet)
     store_release(memory + _AT_TAIL, tail + 1)
     return 1
 
@@ -176,7 +184,7 @@ def _push(
 @kernel("int64(int64,int64,int64,int64,int64)")
 def queue_sync(memory: int, event_fd: int, fd: int, position: int, scratch: int) -> int:
     """Queue a sync and wake the thread: 1, or 0 if the queue is full."""
-    if _push(memory, fd, position, 0, 0, 0, 0) == 0:
+    if _push(memory, fd, position, 0, 0, 0, 0, 0) == 0:
         return 0
     store_u64(scratch, 1)
     write(event_fd, scratch, _WORD_BYTES)
@@ -191,7 +199,7 @@ def queue_write(
     the queue is full. All before it must be durable. The buffer of `vector`, which is scratch then, stays as it is until
     the queue is empty."""
     address, size = load_i64(vector), load_i64(vector + _WORD_BYTES)
-    if _push(memory, fd, position, address, size, place, flags) == 0:
+    if _push(memory, fd, position, address, size, place, flags, 0) == 0:
         return 0
     store_u64(vector, 1)
     write(event_fd, vector, _WORD_BYTES)
@@ -277,13 +285,14 @@ class SyncThread:
         code = _call_load(self._errno_address)
         return (code, _call_load(self._address + _AT_FAULT)) if code else None
 
-    def push(self, fd: int, position: int) -> None:
-        """Queue a sync of `fd` that makes everything below `position` durable (0: nothing).
+    def push(self, fd: int, position: int, *, quiet: bool = False) -> None:
+        """Queue a sync of `fd` that makes everything below `position` durable (0: nothing); `quiet`: the loop is not to
+        be woken by its end.
 
         Waits while the queue is full: the disk is then more than 1,000 groups behind.
         Raises Internal if the thread is gone.
         """
-        while not _call_push(self._address, fd, position, 0, 0, 0, 0):
+        while not _call_push(self._address, fd, position, 0, 0, 0, 0, quiet):
             if self._thread is None or not self._thread.is_alive():
                 raise Internal("the log's sync thread is gone; restart the broker")
             time.sleep(_FULL_WAIT_SECONDS)

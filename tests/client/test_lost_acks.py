@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.client.consume.acks import AckQueue
+from danube_fast.client.values.limits import ACK_DELAY_NS, ACK_EARLY_NS, FOREVER_NS
+from danube_fast.clock import MILLISECOND_NS
 
 TOPIC = "/default/t"
 
@@ -129,3 +132,34 @@ def test_close_tells_when_acks_were_lost_before_a_reconnect(
         with pytest.raises(danube_fast.Unavailable, match=f"were lost.*{TOPIC} [01] to 1;"):
             consumer.close()
     consumer.close()
+
+
+class _Pump:
+    """Time, and a timer that never strikes."""
+
+    def __init__(self) -> None:
+        self.clock = self
+        self.now_ns = 1_000_000_000
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def arm(self, timer: Any, due_ns: int) -> None:
+        pass
+
+    def disarm(self, timer: Any) -> None:
+        pass
+
+
+def test_a_receive_that_waits_sends_acks_before_the_end_of_their_delay() -> None:
+    """At that end the next message of a steady stream may just arrive, and would wait for the ack's turn."""
+    pump: Any = _Pump()
+    acks = AckQueue(pump, pump, [])
+    sent = []
+    for waited_ns in (0, ACK_EARLY_NS - 1, 1, ACK_EARLY_NS):
+        pump.now_ns += waited_ns
+        acks._arm()
+        acks.send_unless_busy()
+        sent.append(acks.due_ns == FOREVER_NS)
+    assert sent == [True, False, True, True]
+    assert ACK_EARLY_NS < ACK_DELAY_NS - 5 * MILLISECOND_NS

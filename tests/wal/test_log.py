@@ -215,6 +215,41 @@ def test_wake_fd_is_signalled_after_a_sync(tmp_path: Path) -> None:
         os.close(wake)
 
 
+def test_the_end_of_a_quiet_sync_wakes_nobody_unless_it_failed_or_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def is_woken() -> bool:
+        if not select.select([wake], [], [], 0)[0]:
+            return False
+        os.eventfd_read(wake)
+        return True
+
+    log = start_log(tmp_path, wake_fd=wake)
+    try:
+        assert is_woken()
+        log.append_control([b"a cursor"])
+        log.sync(quiet=True)
+        wait_synced(log)
+        wait_until(lambda: not log.syncs.backlog, "the end of the sync thread's turn")
+        assert not is_woken()
+        log.sync(again=True)
+        assert select.select([wake], [], [], 60)[0], "no wake-up within 60 s"
+        wait_until(lambda: not log.syncs.backlog and is_woken(), "the end of the other sync")
+        read_end, write_end = os.pipe()  # fdatasync on a pipe fails with EINVAL
+        try:
+            log.syncs.push(write_end, log.written_position + 1, quiet=True)
+            assert select.select([wake], [], [], 60)[0], "nothing told of a fault within 60 s"
+            assert log.sync_fault is not None
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+    finally:
+        abandon(log)
+        os.close(wake)
+
+
 def test_many_queued_syncs_share_calls(tmp_path: Path) -> None:
     log = start_log(tmp_path)
     before = syncs(log)

@@ -24,11 +24,14 @@ class HeldSyncs:
         self.sync = self.log._appender._sync
         self.push = self.sync.push
         self.held: list[tuple[int, int]] = []
+        self.quiet: list[bool] = []
+        """Of each sync that was queued, whether its end wakes no one."""
         self.sync.push = self._hold  # type: ignore[method-assign]
         self.log.lend = lambda: None  # type: ignore[method-assign]
 
-    def _hold(self, fd: int, position: int) -> None:
+    def _hold(self, fd: int, position: int, *, quiet: bool = False) -> None:
         self.held.append((fd, position))
+        self.quiet.append(quiet)
 
     def release_first(self) -> None:
         """One sync succeeds."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +15,14 @@ import pytest
 from danube_fast.broker import messages as m
 from danube_fast.errors import Status
 from danube_fast.frame.bundle import sealed_bundle
-from danube_fast.workers.shard.publish.turn_layout import OutletKind
+from danube_fast.workers.shard.publish.turn_layout import JOB, OutletKind
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
 from tests.workers.ring_turn_rig import (
     DELIVERED_TOO,
     Publisher,
     QuickDisk,
     expected,
+    intake_of,
     numbers,
     outlets_of,
     served_again,
@@ -50,6 +54,49 @@ def test_a_consumer_whose_number_is_too_large_for_kernels_is_served(
     rig.turn(lambda: client.pump() or len(client.delivered) == 10, "deliveries")
     assert {number for number, _ in client.delivered} == {consumer}
     assert client.receive(10) == expected(1, 11)
+
+
+def test_the_core_is_offered_behind_a_message_alone_unless_others_kept_it(rig: Rig) -> None:
+    rig.assign(1, durability="memory")
+    publisher = Publisher(rig, 1)
+    warmed(rig, publisher)
+    words = intake_of(rig)._words
+    words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT] = 1, 800
+    publisher.post(5)
+    publisher.finish()
+    assert (words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT]) == (1, 800), "others come behind it"
+    publisher.post()
+    publisher.finish()
+    assert (words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT]) == (0, 800), "it was offered"
+    publisher.post()
+    publisher.finish()
+    assert words[JOB.UNYIELDING_NEXT] != 800, "it was not offered again"
+
+
+HOG = "import os; os.sched_setaffinity(0, {{{}}}); print(flush=True)\nwhile True: pass"
+
+
+def test_a_core_that_other_work_keeps_is_not_offered_to_it_for_a_while(rig: Rig) -> None:
+    cores = os.sched_getaffinity(0)
+    rig.assign(1, durability="memory")
+    publisher = Publisher(rig, 1)
+    warmed(rig, publisher)
+    words = intake_of(rig)._words
+    command = [sys.executable, "-c", HOG.format(min(cores))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as hog:
+        try:
+            assert hog.stdout is not None
+            hog.stdout.readline()
+            os.sched_setaffinity(0, {min(cores)})
+            for _ in range(1000):
+                publisher.post()
+                publisher.finish()
+                if words[JOB.UNYIELDING]:
+                    break
+            assert words[JOB.UNYIELDING] > 0, "1,000 messages later the core is still offered"
+        finally:
+            os.sched_setaffinity(0, cores)
+            hog.kill()
 
 
 @pytest.mark.parametrize("request_number", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])

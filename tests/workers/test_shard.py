@@ -270,7 +270,7 @@ def test_a_failed_sync_acks_nothing_and_the_next_segment_serves(rigs, monkeypatc
     read_end, write_end = os.pipe()  # fdatasync on a pipe fails with EINVAL
     push = log._appender._sync.push
 
-    def fail_once(fd: int, position: int) -> object:
+    def fail_once(fd: int, position: int, *, quiet: bool = False) -> object:
         monkeypatch.undo()  # three failures would stop publishes
         return push(write_end, position)
 

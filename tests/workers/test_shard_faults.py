@@ -162,6 +162,46 @@ def test_acks_are_durable_only_when_their_own_group_is(rigs):
     assert client.answer(first)[0] == client.answer(second)[0] == 67
 
 
+def test_a_cursor_wakes_nobody_when_it_is_durable_unless_that_is_asked_for(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.publish((1, client.frame(opened, 0, [b"a"])))
+    client.subscribe(1)
+    client.receive(1)
+    disk = HeldSyncs(rig)
+    client.send(22, 0, [[1, [0, 1]]])
+    rig.turn(in_flight(rig, 1), "the cursor's record")
+    assert disk.quiet == [True]
+    assert not rig.worker.state.journals[0].syncing, (
+        "frames would wait for an end that wakes no one"
+    )
+    asked = client.post(22, [[1, [0, 1]]])
+    rig.turn(lambda: len(disk.quiet) > 1, "a sync whose end wakes the worker")
+    assert set(disk.quiet[1:]) == {False}
+    disk.release()
+    assert client.answer(asked)[0] == 67
+
+
+def test_a_frame_behind_a_quiet_sync_does_not_wait_for_its_end(rigs):
+    rig = rigs()
+    rig.assign(1)
+    client = rig.client()
+    opened = client.open_producer(1)
+    client.publish((1, client.frame(opened, 0, [b"a"])))
+    client.subscribe(1)
+    client.receive(1)
+    disk = HeldSyncs(rig)
+    client.send(22, 0, [[1, [0, 1]]])
+    rig.turn(in_flight(rig, 1), "the cursor's record")
+    published = post_publish(client, (1, client.frame(opened, 1, [b"b"])))
+    rig.turn(in_flight(rig, 2), "the frame behind it")
+    assert disk.quiet == [True, False]
+    disk.release()
+    assert client.answer(published)[1] == [0, 1]
+
+
 # ---------------------------------------------------------------- a log that refuses
 
 

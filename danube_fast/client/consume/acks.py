@@ -25,6 +25,7 @@ from danube_fast.client.link.pump import Pump
 from danube_fast.client.values.limits import (
     ACK_CONFIRM_NS,
     ACK_DELAY_NS,
+    ACK_EARLY_NS,
     ACK_RANGES_MAX,
     FOREVER_NS,
 )
@@ -277,8 +278,8 @@ class AckQueue:
 
     def send_unless_busy(self) -> None:
         """Send what is queued before a wait, if nothing was sent for a while. An application that gets message
-        after message acks as many at a time as come within the delay."""
-        if self._pump.clock.monotonic_ns() - self._sent_ns >= ACK_DELAY_NS:
+        after message acks as many at a time as come within `ACK_EARLY_NS`."""
+        if self._pump.clock.monotonic_ns() - self._sent_ns >= ACK_EARLY_NS:
             self.send()
 
     def send(self, *, durable: bool = False) -> list[Call]:

@@ -101,6 +101,9 @@ SMALL_FRAMES_MIN = 16
 ACK_DELAY_NS = 40 * MILLISECOND_NS
 """Longest time that an ack waits for others to be sent with it. Each ACK costs the worker a turn, and its sync another
 one, which delay messages that arrive meanwhile."""
+ACK_EARLY_NS = 32 * MILLISECOND_NS
+"""A receive that is about to wait sends acks that have gathered for so long. Right behind a message is the best moment:
+the next one of a steady stream is still to come, and at the end of the delay it may just arrive."""
 ACK_CONFIRM_NS = 1 * SECOND_NS
 """How often acks ask for an answer, so that what is known to be durable need not be remembered."""
 ACK_RANGES_MAX = 4096

@@ -88,3 +88,8 @@ class Group:
         self.rows: Any = None
         """Result rows from `first_row` on, with those of `entries`, kept until it is durable."""
         self.first_row = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits for its sync: records that are made durable soon, and are not asked for."""
+        return not (self.entries or self.callbacks or self.on_synced)

@@ -23,13 +23,12 @@ from danube_fast.config import Settings
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, Internal, ResourceExhausted, Unavailable
 from danube_fast.wal.appender import Lent
-from danube_fast.wal.control import make_control_frame, stamp_control_frame
 from danube_fast.wal.log import Log
 from danube_fast.workers.shard.publish.group import Group, Publication, Written
 from danube_fast.workers.shard.publish.record_queue import (
     RECORD_BYTES_PER_GROUP_MAX,
-    RECORDS_PER_FRAME_MAX,
     RecordQueue,
+    stamped_frames,
 )
 from danube_fast.workers.shard.publish.runs import make_runs
 from danube_fast.workers.shard.publish.siblings import Siblings
@@ -185,6 +184,7 @@ class Journal:
         """Ack a duplicate when all before it is durable, or refuse it with its original."""
         group = self.last_group()
         if group is not None:
+            self._hear_of_sync()
             group.duplicates.append((publication, place))
             group.on_synced.append(publication)
             publication.pending += 1
@@ -206,7 +206,8 @@ class Journal:
     @property
     def syncing(self) -> bool:
         """Whether a group is between write and sync."""
-        return bool(self._in_flight) and self._in_flight[-1].needs_sync
+        newest = self._in_flight[-1] if self._in_flight else None
+        return newest is not None and newest.needs_sync and not newest.is_quiet
 
     def commit(self, now_ns: int) -> None:
         """End a turn: write the open group unless it is better to let it grow."""
@@ -273,7 +274,7 @@ class Journal:
         self._note_written(group, self.log.written_position, now_ns)
         if group.needs_sync or group.end_position - self._queued > UNSYNCED_BYTES_MAX:
             self._queued = group.end_position
-            self.log.sync()
+            self.log.sync(quiet=group.is_quiet)
         return True
 
     def _note_written(self, group: Group, end_position: int, now_ns: int) -> None:
@@ -337,21 +338,10 @@ class Journal:
 
     def _take_records(self, group: Group, count: int | None = None) -> list[memoryview]:
         """Turn the first `count` waiting records into stamped control frames behind the group's frames."""
-        frames = []
         group.records = self._records.take(count)
-        for at in range(0, len(group.records), RECORDS_PER_FRAME_MAX):
-            some = group.records[at : at + RECORDS_PER_FRAME_MAX]
-            frame = make_control_frame(some)
-            row = self._tables.logs[self.log_slot]
-            position = int(row[LogWord.POSITION])
-            stamp_control_frame(
-                frame, len(some), log_id=self.log.log_id, position=position, base_offset=0,
-                append_time_ns=0, synced_position=self.log.synced_position, epoch=self.log.epoch,
-            )  # fmt: skip
-            row[LogWord.POSITION] = position + len(frame)
-            group.byte_count += len(frame)
-            group.needs_sync = True
-            frames.append(memoryview(frame))
+        frames = stamped_frames(group.records, self.log, self._tables.logs[self.log_slot])
+        group.byte_count += sum(map(len, frames))
+        group.needs_sync = group.needs_sync or bool(frames)
         if not self._records:  # callers wait for all of them
             group.callbacks.extend(self._records.take_callbacks())
         return frames
@@ -490,9 +480,15 @@ class Journal:
         groups = [*self._in_flight, self._group] if self._group else list(self._in_flight)
         for group in reversed(groups):
             if group.needs_sync:
+                self._hear_of_sync()
                 group.callbacks.append(done)
                 return
         done(None)
+
+    def _hear_of_sync(self) -> None:
+        """Have the end of what is under way wake the loop, if nothing has waited for it so far."""
+        if any(group.is_quiet for group in self._in_flight):
+            self.log.sync(again=True)
 
     def sync_now(self) -> None:
         """Sync all that is written, for a snapshot or before idling."""

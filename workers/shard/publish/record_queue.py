@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from danube_fast.broker.admission.layout import LogWord
 from danube_fast.broker.records import Record, encode_record
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError
 from danube_fast.frame.layout import HEADER_BYTES
+from danube_fast.wal.control import make_control_frame, stamp_control_frame
+from danube_fast.wal.log import Log
 
-__all__ = ["RECORDS_PER_FRAME_MAX", "RECORD_BYTES_PER_GROUP_MAX", "RecordQueue"]
+__all__ = ["RECORD_BYTES_PER_GROUP_MAX", "RecordQueue", "stamped_frames"]
 
 RECORD_OVERHEAD_BYTES = 16
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 256
@@ -82,3 +88,20 @@ class RecordQueue:
         """Tell those that wait. The records stay queued: memory has the state that they describe."""
         for done in self.take_callbacks():
             done(error)
+
+
+def stamped_frames(records: Sequence[bytes], log: Log, row: Any) -> list[memoryview]:
+    """Make the control frames of encoded records, stamped for where the log's next bytes go; `row`: the words of the log
+    in the tables of admission, which go on behind them."""
+    frames = []
+    for at in range(0, len(records), RECORDS_PER_FRAME_MAX):
+        some = records[at : at + RECORDS_PER_FRAME_MAX]
+        frame = make_control_frame(some)
+        position = int(row[LogWord.POSITION])
+        stamp_control_frame(
+            frame, len(some), log_id=log.log_id, position=position, base_offset=0,
+            append_time_ns=0, synced_position=log.synced_position, epoch=log.epoch,
+        )  # fmt: skip
+        row[LogWord.POSITION] = position + len(frame)
+        frames.append(memoryview(frame))
+    return frames

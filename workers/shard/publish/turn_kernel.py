@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zmq
 
-from danube_fast.clock import MILLISECOND_NS, SECOND_NS
+from danube_fast.clock import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from danube_fast.frame.cpython import enter_gil, leave_gil
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i32, load_i64, load_u16, load_word, store_u64, store_word
@@ -24,6 +24,7 @@ from danube_fast.frame.system import (
     epoll_wait,
     ppoll,
     read,
+    sched_yield,
 )
 from danube_fast.net.port_kernels import get_events
 from danube_fast.ring.duplex_kernel import SESSION, WAITS, word_of
@@ -51,10 +52,32 @@ _SYNC_NS_MAX = 2 * MILLISECOND_NS
 """A sync that takes longer is waited for by the ordinary turn."""
 _TURN_NS_MAX = 5 * MILLISECOND_NS
 """A turn that has waited for so long takes nothing more, and ends what is under way."""
+_AWAY_NS_MAX = 500 * MICROSECOND_NS
+"""A client that was served needs no longer for its message; what keeps the core for so long is other work."""
+_UNYIELDING_MIN, _UNYIELDING_MAX = 64, 64 * 1024
 _POLLED_ALL, _POLLED_BELL = 3, 1
 _POLL_BYTES, _AT_REVENTS = 8, 6
 _AT_SCRATCH = JobWord.SCRATCH * WORD_BYTES
 _AT_POLLED, _AT_TIMEOUT = JobWord.POLLED * WORD_BYTES, JobWord.TIMEOUT * WORD_BYTES
+
+
+@kernel("void(int64)")
+def _give_way(job: int) -> None:
+    """Let clients that were just served run now, if they wait for this core: what follows is the worker's own
+    bookkeeping. Where other work takes the core instead, it is not offered for a while, twice as long each time."""
+    left = load_word(job, JobWord.UNYIELDING)
+    if left > 0:
+        store_word(job, JobWord.UNYIELDING, left - 1)
+        return
+    began_ns = clock_ns(job + _AT_SCRATCH)
+    sched_yield()
+    following = load_word(job, JobWord.UNYIELDING_NEXT)
+    if clock_ns(job + _AT_SCRATCH) - began_ns > _AWAY_NS_MAX:
+        following = min(max(2 * following, _UNYIELDING_MIN), _UNYIELDING_MAX)
+        store_word(job, JobWord.UNYIELDING, following)
+    else:
+        following -= following >> 3
+    store_word(job, JobWord.UNYIELDING_NEXT, following)
 
 
 @kernel("int64(int64)")
@@ -83,6 +106,8 @@ def _step(job: int) -> int:
         syncs = load_word(job, JobWord.SYNCS)
         if fault_of(syncs) != 0:
             flags |= _STOPPED
+    elif load_word(job, JobWord.TAKEN) == 1:
+        _give_way(job)
     return flags
 
 

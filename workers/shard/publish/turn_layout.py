@@ -173,7 +173,11 @@ class JobWord(enum.IntEnum):
     """Position of the last group that was written so, and behind it; 0: none in this turn."""
     PROVES = 60
     """1: the command of a peer of the ROUTER that has no row is received by Python, which reads what the peer has proved."""
-    PAIR = 61
+    UNYIELDING = 61
+    """So many served turns the core is not offered to others."""
+    UNYIELDING_NEXT = 62
+    """So many, when one of them has kept it for long the next time."""
+    PAIR = 63
 
 
 class LinkStatus(enum.IntEnum):
