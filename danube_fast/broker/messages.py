@@ -243,12 +243,16 @@ class DropCopy(Message, frozen=True):
 # ---------------------------------------------------------------- publishing to another worker's partition
 
 
-class Opened(msgspec.Struct, frozen=True):
+class Opened(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state that an opened producer begins with."""
 
     producer_id: int
     producer_epoch: int
     next_sequence: int
+    frame_bytes_max: int = 0
+    """Largest frame of several messages that keeps the rate of its namespace within a tenth in a second; 0: any."""
+    frame_messages_max: int = 0
+    """The same for messages."""
 
 
 class OpenProducer(Message, frozen=True):

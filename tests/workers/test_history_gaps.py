@@ -27,7 +27,7 @@ class Lagging:
 
     def __init__(self, rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rig, self.path = rig, folder / "blocks"
-        rig.boot.config.processes = SimpleNamespace(uploader=9)
+        rig.boot.config.processes = SimpleNamespace(uploader=9, workers=[0])
         rig.assign(1, durability="os", policy={"retention_policy": "forever"})
         self.client = rig.client()
         opened = self.client.open_producer(1)

@@ -86,6 +86,24 @@ def test_topics_of_a_namespace_draw_on_one_rate_and_others_do_not(
     assert two.publish(1)[0] == OK
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, {}),
+        ({"namespace_publish_bytes_per_second": 1_000_000}, {"frame_bytes_max": 20_000}),
+        ({"namespace_publish_bytes_per_second": 1000}, {"frame_bytes_max": 4096}),
+        ({"namespace_publish_messages_per_second": 5}, {"frame_messages_max": 1}),
+        ({"namespace_publish_messages_per_second": 1000}, {"frame_messages_max": 20}),
+    ],
+)
+def test_a_producer_hears_how_small_frames_keep_the_rate(
+    rig: Rig, limits: dict[str, int], expected: dict[str, int]
+) -> None:
+    assign(rig, 1, **limits)
+    opened = rig.client().open_producer(1)
+    assert {name: opened[name] for name in opened if name.startswith("frame_")} == expected
+
+
 def test_what_another_worker_took_counts_at_once(rig: Rig) -> None:
     assign(rig, 1, namespace_publish_bytes_per_second=1000)
     lane = Lane(rig.client(), 1)

@@ -19,6 +19,8 @@ IDLE_POLL_MS = 250
 REST_POLL_MS = 1000
 TIMER_POLL_MS = 10
 TICK_NS = 10 * MILLISECOND_NS
+PATIENCE_NS = 10 * MILLISECOND_NS
+"""So long a tick that is due waits for a turn in which nothing else is done."""
 
 
 class Upkeep:
@@ -49,10 +51,16 @@ class Upkeep:
         due_ms = (state.catalog.timers.next_ns - state.now_ns) // MILLISECOND_NS + 1
         return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))
 
-    def do_work(self, now_ns: int) -> None:
-        """Run what is due."""
+    @property
+    def is_due(self) -> bool:
+        """Whether a tick waits for a turn in which nothing else is done."""
+        return self._state.now_ns >= self._next_tick_ns
+
+    def do_work(self, now_ns: int, *, is_free: bool = True) -> None:
+        """Run what is due, if the turn `is_free`, or there was no such one for long: a tick and the messages of clients, in
+        one turn, would make the longest ones longer."""
         self._lookahead.do_work(now_ns)
-        if now_ns < self._next_tick_ns:
+        if now_ns < self._next_tick_ns + (0 if is_free else PATIENCE_NS):
             return
         self._next_tick_ns = now_ns + TICK_NS
         self._state.boot.heartbeat()

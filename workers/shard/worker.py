@@ -315,7 +315,7 @@ class ShardWorker:
 
     def sleep_ms(self) -> int:
         """How long to sleep, unless a client or a process wakes the loop; 0: there is more to do."""
-        if self.state.ready or self.intake.answered or self.lookahead.is_busy:
+        if self.state.ready or self.intake.answered or self.lookahead.is_busy or self.upkeep.is_due:
             return 0
         for journal in self.state.journals.values():
             if journal.siblings.gather and journal.waits:
@@ -358,7 +358,7 @@ class ShardWorker:
         if self.intake.put_off:
             self.intake.answer_put_off()
         self._answer()
-        self.upkeep.do_work(self.state.now_ns)
+        self.upkeep.do_work(self.state.now_ns, is_free=not work)
         for session in self.delivery.drained:
             self.consumers.resume(session)
         self.delivery.drained.clear()

@@ -50,7 +50,7 @@ class LaneState:
     """State of one lane. Nothing is open at first."""
 
     __slots__ = (
-        "_measured", "_plain_bytes", "ack_class", "batch", "connection", "failure", "is_minded", "next_sequence",
+        "_measured", "_plain_bytes", "ack_class", "batch", "connection", "failure", "is_minded", "limits", "next_sequence",
         "opened", "parent", "partition_id", "phase", "plain", "producer", "producer_epoch", "producer_id", "topic", "unacked",
     )  # fmt: skip
 
@@ -66,6 +66,8 @@ class LaneState:
         self.unacked: collections.deque[Sending] = collections.deque()
         self.next_sequence = 0
         self.producer_id = self.producer_epoch = 0
+        self.limits: dict[str, int] = {}
+        """What the broker wants frames to keep to."""
         self.plain: list[bytes | None] = []
         self.batch = Outgoing()
         self.is_minded = False

@@ -18,6 +18,7 @@ from danube_fast.client.link.joint import CAN_JOIN
 from danube_fast.client.topics.routes import Topic
 from danube_fast.client.values.limits import (
     BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
     MESSAGE_BYTES_MAX_DEFAULT,
     MESSAGE_OVERHEAD_BYTES,
 )
@@ -250,12 +251,16 @@ class Packer:
         self.message_bytes_max = MESSAGE_BYTES_MAX_DEFAULT
         self.batch_bytes = pool.capacity_bytes
         """Frames of several messages are never larger."""
+        self.batch_messages = BATCH_MESSAGES_MAX
         self._codec = codec
 
     def keep_to(self, limits: Sequence[Mapping[str, int]]) -> None:
-        """Pack nothing that one of the brokers with these limits (of WELCOME) would refuse."""
+        """Pack nothing larger than brokers want it that have these limits (of WELCOME, and of the opened producers)."""
+        self.batch_bytes, self.batch_messages = self.pool.capacity_bytes, BATCH_MESSAGES_MAX
         for some in limits:
             self.batch_bytes = min(self.batch_bytes, some.get("frame_bytes_max", BATCH_BYTES_MAX))
+            most = some.get("frame_messages_max", BATCH_MESSAGES_MAX)
+            self.batch_messages = min(self.batch_messages, most)
         self.message_bytes_max = min(
             some.get("message_bytes_max", MESSAGE_BYTES_MAX_DEFAULT) for some in limits
         )
@@ -265,6 +270,8 @@ class Packer:
 
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """
+        if len(outgoing.payloads) - start > self.batch_messages:
+            outgoing, start = outgoing.part(start, start + self.batch_messages), 0
         plain = outgoing.plain
         room = self.batch_bytes
         if outgoing.byte_count:  # of an open batch; a list is not measured

@@ -35,7 +35,6 @@ from danube_fast.client.produce.outgoing import (
 from danube_fast.client.produce.straight import PAYLOAD_BYTES_MAX, StraightWay
 from danube_fast.client.topics.routes import Partition, Routes, Topic, made_again
 from danube_fast.client.values.limits import (
-    BATCH_MESSAGES_MAX,
     CLOSE_TIMEOUT_SECONDS,
     MESSAGE_OVERHEAD_BYTES,
 )
@@ -59,6 +58,7 @@ QUICK_BYTES_MAX = 2048
 _ALONE = (None,) * 4
 """Fields of a payload without any other."""
 _QUICK_BATCH_BYTES_MIN = 2 * (UNCHECKED_MASK + 1) * (QUICK_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
+_QUICK_BATCH_MESSAGES_MIN = 2 * (UNCHECKED_MASK + 1)
 """Batches take at least twice what is appended without a look."""
 
 
@@ -108,14 +108,18 @@ class Publisher(StraightWay):
                     f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; look at "
                     "`danube-fast status`"
                 )
-            self.packer.keep_to([lane.connection.limits for lane in self.lanes])
-            self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
+            self.changed()
+
+    def keep_to_limits(self) -> None:
+        """Lanes: pack as the brokers want it that have opened them so far."""
+        self.packer.keep_to([lane.connection.limits | lane.limits for lane in self.lanes])
+        self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
+        if self._alone_bytes_max >= 0:
             self._alone_bytes_max = min(
-                self._alone_bytes_max,
+                PAYLOAD_BYTES_MAX,
                 self.packer.message_bytes_max,
                 self._batch_bytes - MESSAGE_OVERHEAD_BYTES,
             )
-            self.changed()
 
     # ------------------------------------------------------------ sending
 
@@ -132,7 +136,7 @@ class Publisher(StraightWay):
                 more *= UNCHECKED_MASK + 1  # as much may follow before the next look
             # without a batch behind it, what is not there takes nothing
             before = lane.measure() if lane.plain else 0
-            if before + more > self._batch_bytes or len(lane.plain) >= BATCH_MESSAGES_MAX:
+            if before + more > self._batch_bytes or len(lane.plain) >= self.packer.batch_messages:
                 return False
             lane.plain.append(payload)
             self._appended(lane)
@@ -231,7 +235,7 @@ class Publisher(StraightWay):
             lane.is_empty
             or (
                 lane.measure() + payload_bytes + MESSAGE_OVERHEAD_BYTES <= self._batch_bytes
-                and lane.open_messages < BATCH_MESSAGES_MAX
+                and lane.open_messages < self.packer.batch_messages
             )
             or lane.push()
         )
@@ -395,9 +399,9 @@ class Publisher(StraightWay):
         usable = lane is not None and lane.failure is None
         self._quick = lane if usable and not self._errors and self._refusal is None else None
         is_quick = lane is not None and not lane.batch.payloads
-        self.quick = (
-            self._quick if is_quick and self._batch_bytes >= _QUICK_BATCH_BYTES_MIN else None
-        )
+        is_quick &= self._batch_bytes >= _QUICK_BATCH_BYTES_MIN
+        is_quick &= self.packer.batch_messages >= _QUICK_BATCH_MESSAGES_MIN
+        self.quick = self._quick if is_quick else None
 
     def moved(self) -> None:
         """Routes: follow partitions to their workers, open lanes to new ones. What is on its way keeps its

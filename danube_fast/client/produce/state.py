@@ -64,6 +64,9 @@ class ProducerState:
     def changed(self) -> None:
         """Follow a lane that has opened or failed, or an error for the next call."""
 
+    def keep_to_limits(self) -> None:
+        """Lanes: pack as the brokers want it that have opened them so far."""
+
     @property
     def window_open(self) -> bool:
         """Whether the unacked bytes leave room for one more frame. With nothing unacked one may always be

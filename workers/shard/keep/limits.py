@@ -33,6 +33,9 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Limits"]
 
 NO_RATES = (0, 0)
+FRAMES_OF_RATE = 25
+"""A frame has at most so small a part of a second's worth, shared by the workers, each of which may take one too many."""
+FRAME_BYTES_MIN = 4096
 UNKNOWN_NS = 50 * MILLISECOND_NS
 """How long publishers wait while the storage of their namespace is counted."""
 _PROBE = encode(Pong(0))
@@ -114,6 +117,22 @@ class Limits:
                 self._open_at_ns = now_ns + wait_ns
             self._open_at_ns = min(self._open_at_ns, now_ns + wait_ns)
             self._throttled[partition.partition_id] = partition
+
+    def frame_limits(self, partition: Partition) -> tuple[int, int]:
+        """Return the most bytes and messages that a frame should have, so that rates are kept within a tenth in each second;
+        0: any number."""
+        namespace, policy = self.namespaces.of(partition), partition.policy
+        rates = [(policy.publish_messages_per_second, policy.publish_bytes_per_second)]
+        if namespace is not None:
+            rates.append(namespace.quota.publish_rates)
+        messages, byte_count = (
+            min(filter(None, each), default=0) for each in zip(*rates, strict=True)
+        )
+        part = FRAMES_OF_RATE * len(self._state.boot.config.processes.workers)
+        return (
+            max(byte_count // part, FRAME_BYTES_MIN) if byte_count else 0,
+            max(messages // part, 1) if messages else 0,
+        )
 
     def wait_ms(self, partition: Partition) -> int:
         """Tell after how long a throttled publisher should send again."""

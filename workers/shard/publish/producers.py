@@ -99,7 +99,8 @@ class Producers(Job):
                 done(None, error)
                 return
             next_sequence = int(tables.producers[slot, ProducerWord.NEXT_SEQUENCE])
-            done(m.Opened(producer_id, epoch, next_sequence), None)
+            limits = self._limits.frame_limits(partition)
+            done(m.Opened(producer_id, epoch, next_sequence, *limits), None)
 
         state.record(partition, r.ProducerOpened(partition_id, producer_id, name, epoch), durable)
 
