@@ -93,7 +93,8 @@ class Background:
     """Threads."""
 
     def make_sync(self, wake_fd: int) -> Sync:
-        """The sync thread of one log, not started; it writes to the eventfd `wake_fd` after each sync."""
+        """The sync thread of one log, not started; it writes to the eventfd `wake_fd` behind syncs that
+        are not quiet."""
         return SyncThread(wake_fd)
 
     def start(self, name: str, work: Callable[[], None]) -> Job:

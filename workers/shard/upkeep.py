@@ -62,7 +62,7 @@ class Upkeep:
         self._lookahead.do_work(now_ns)
         if now_ns < self._next_tick_ns + (0 if is_free else PATIENCE_NS):
             return
-        self._next_tick_ns = now_ns + TICK_NS
+        self._next_tick_ns = max(self._next_tick_ns + TICK_NS, now_ns + 1)
         self._state.boot.heartbeat()
         for job in self._jobs:
             job.do_work(now_ns)

@@ -31,8 +31,6 @@ from danube_fast.client.values.limits import (
     BACKOFF_MAX_NS,
     BACKOFF_MIN_NS,
     FOREVER_NS,
-    LIMITS_NS,
-    LONG_THROTTLE_NS,
     THROTTLE_MAX_NS,
 )
 from danube_fast.clock import MILLISECOND_NS
@@ -57,15 +55,13 @@ __all__ = ["Lane", "Phase"]
 
 _seal, _PAUSED = direct(seal), Phase.PAUSED
 _RETRYABLE = (*RETRYABLE, DeadlineExceeded)
-_FRAME_LIMITS = "frame_bytes_max", "frame_messages_max"
 
 
 class Lane(LaneState):
     """Sequence numbers, window and open batch of one producer on one partition."""
 
     __slots__ = (
-        "_asks_limits", "_backoff_ns", "_has_moved", "_is_told", "_opened_ns", "_opening", "_refused_since_ns",
-        "_retry_due_ns", "_wait_ns", "_was_fenced", "is_joining", "on_way", "refusal",
+        "_backoff_ns", "_has_moved", "_is_told", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced", "is_joining", "on_way", "refusal",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +75,7 @@ class Lane(LaneState):
         self.refusal: DanubeError | None = None
         """The last refusal, if the broker has taken nothing since: frames behind a refused one are
         refused for their sequence, which explains nothing."""
-        self._retry_due_ns, self._opened_ns, self._asks_limits = FOREVER_NS, 0, False
+        self._retry_due_ns = FOREVER_NS
         self._wait_ns = 0
         """The time that the broker said to wait before sending again."""
         self._backoff_ns = BACKOFF_MIN_NS
@@ -123,8 +119,7 @@ class Lane(LaneState):
             self._has_moved = self._was_fenced = False
         self.opened = True
         self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
-        self.limits = {name: reply[name] for name in _FRAME_LIMITS if name in reply}
-        self._opened_ns, self._asks_limits = self.producer.pump.clock.monotonic_ns(), False
+        self.limits.heard(reply, self.producer.pump.clock.monotonic_ns())
         self.producer.keep_to_limits()
         first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
         known = reply["next_sequence"]
@@ -136,6 +131,10 @@ class Lane(LaneState):
 
     def _on_refused(self, error: DanubeError) -> None:
         now = self.producer.pump.clock.monotonic_ns()
+        if self.limits.is_asked and isinstance(error, ResourceExhausted):
+            self.limits.refused(now)  # what is open stays open
+            self._retry_later(error)
+            return
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns
         waits = isinstance(error, _RETRYABLE) and self.is_joining
@@ -275,9 +274,8 @@ class Lane(LaneState):
                 f"the publish rate of {self.topic} is used up; send more slowly",
             )
             self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
-            if self._wait_ns > LONG_THROTTLE_NS and sending.message_count > 1:
-                age_ns = self.producer.pump.clock.monotonic_ns() - self._opened_ns
-                self._asks_limits = age_ns > LIMITS_NS
+            now_ns = self.producer.pump.clock.monotonic_ns()
+            self.limits.throttled(self._wait_ns, sending.message_count, now_ns)
         if sending.buffer.frames_left > 1:
             sending.stand_alone(self.producer.packer.pool)
         if status != Status.OUT_OF_SEQUENCE:
@@ -332,7 +330,7 @@ class Lane(LaneState):
         now = self.producer.pump.clock.monotonic_ns()
         # out of sequence though nothing before it is missing, or moved: ask where the broker stands
         knows = self.opened and refusal is not None and not isinstance(refusal, NotOwner)
-        knows = knows and not self._asks_limits
+        knows = knows and not self.limits.is_asked
         self.phase = Phase.PAUSED if knows else Phase.OPENING
         self._retry_due_ns = now + (self._wait_ns or self._backoff_ns)
         if not self._wait_ns:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from danube_fast.client.link.buffers import Buffer, Sending
+from danube_fast.client.produce.frame_limits import FrameLimits
 from danube_fast.client.produce.outgoing import Outgoing
 from danube_fast.client.produce.state import ProducerState
 from danube_fast.client.topics.routes import Partition
@@ -66,8 +67,7 @@ class LaneState:
         self.unacked: collections.deque[Sending] = collections.deque()
         self.next_sequence = 0
         self.producer_id = self.producer_epoch = 0
-        self.limits: dict[str, int] = {}
-        """What the broker wants frames to keep to."""
+        self.limits = FrameLimits()
         self.plain: list[bytes | None] = []
         self.batch = Outgoing()
         self.is_minded = False
@@ -136,7 +136,9 @@ class LaneState:
     @property
     def joins(self) -> bool:
         """Whether what is open may be packed together with that of other lanes."""
-        is_plain = self.producer.packer.joins and not self.batch.payloads
+        packer = self.producer.packer
+        is_plain = packer.joins and not self.batch.payloads
+        is_plain = is_plain and len(self.plain) <= packer.batch_messages
         return is_plain and self.phase is Phase.FLOWING and bool(self.plain)
 
     def row(self) -> tuple[int, ...]:

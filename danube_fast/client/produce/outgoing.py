@@ -191,9 +191,11 @@ class Outgoing:
             out.callbacks = [(i - start, call) for i, call in self.callbacks if start <= i < end]
         out.plain = self.plain
         out.urgent = self.urgent
-        out.byte_count = sum(
-            MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0) for payload in out.payloads
-        )
+        if self.byte_count:  # a list is not measured
+            out.byte_count = sum(
+                MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0)
+                for payload in out.payloads
+            )
         return out
 
 
@@ -270,7 +272,8 @@ class Packer:
 
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """
-        if len(outgoing.payloads) - start > self.batch_messages:
+        most = self.batch_messages
+        if most < BATCH_MESSAGES_MAX and len(outgoing.payloads) - start > most:
             outgoing, start = outgoing.part(start, start + self.batch_messages), 0
         plain = outgoing.plain
         room = self.batch_bytes

@@ -112,7 +112,15 @@ class Publisher(StraightWay):
 
     def keep_to_limits(self) -> None:
         """Lanes: pack as the brokers want it that have opened them so far."""
-        self.packer.keep_to([lane.connection.limits | lane.limits for lane in self.lanes])
+        lanes = [*self.lanes, *self.joining]
+        known = [
+            lane.limits.within(lane.connection.limits)
+            for lane in lanes
+            if lane.connection.limits or lane.connection.is_open
+        ]
+        if not known:
+            return  # none has said what it takes
+        self.packer.keep_to(known)
         self._batch_bytes = self.packer.batch_bytes - FRAME_OVERHEAD_BYTES
         if self._alone_bytes_max >= 0:
             self._alone_bytes_max = min(

@@ -88,11 +88,6 @@ ANSWER_TICK_NS = 2 * MILLISECOND_NS
 ACK_TICK_NS = 20 * MILLISECOND_NS
 """How often the timer thread looks for acks when no other thread reads the sockets."""
 
-LONG_THROTTLE_NS = 60 * MILLISECOND_NS
-"""A list whose frames are as small as the broker wants them waits less: one that waits longer asks how small that is."""
-LIMITS_NS = 2 * SECOND_NS
-"""It asks at most this often."""
-
 # consuming
 PERMITS_BYTES_DEFAULT = 16 * 1024 * 1024
 PERMITS_MESSAGES_DEFAULT = 262_144

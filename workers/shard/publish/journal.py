@@ -77,7 +77,7 @@ class Journal:
         """Records under way that take effect only when they are durable: no snapshot meanwhile."""
         self.taken_back: set[int] = set()
         """Log positions of the frames that `void_unsynced` took back."""
-        self._queued = 0
+        self._queued = self._heard = 0
         self.refusal = ""
         """Why the log takes no frames just now; empty when it does."""
         self.last_write_ns = self.group_count = 0
@@ -206,8 +206,8 @@ class Journal:
     @property
     def syncing(self) -> bool:
         """Whether a group is between write and sync."""
-        newest = self._in_flight[-1] if self._in_flight else None
-        return newest is not None and newest.needs_sync and not newest.is_quiet
+        loud = (group.needs_sync for group in reversed(self._in_flight) if not group.is_quiet)
+        return next(loud, False)
 
     def commit(self, now_ns: int) -> None:
         """End a turn: write the open group unless it is better to let it grow."""
@@ -487,7 +487,9 @@ class Journal:
 
     def _hear_of_sync(self) -> None:
         """Have the end of what is under way wake the loop, if nothing has waited for it so far."""
-        if any(group.is_quiet for group in self._in_flight):
+        written = self.log.written_position
+        if self._heard < written and any(group.is_quiet for group in self._in_flight):
+            self._heard = written
             self.log.sync(again=True)
 
     def sync_now(self) -> None:

@@ -106,8 +106,8 @@ def _step(job: int) -> int:
         syncs = load_word(job, JobWord.SYNCS)
         if fault_of(syncs) != 0:
             flags |= _STOPPED
-    elif load_word(job, JobWord.TAKEN) == 1:
-        _give_way(job)
+    elif load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.IS_STOPPED) == 0:
+        _give_way(job)  # it was served
     return flags
 
 
