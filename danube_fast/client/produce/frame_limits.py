@@ -16,7 +16,7 @@ _PAUSE_NS, _PAUSE_NS_MAX = 2 * SECOND_NS, 600 * SECOND_NS
 
 
 class FrameLimits:
-    """What the broker said when it opened the producer."""
+    """Limits as the broker told them when it opened the producer."""
 
     __slots__ = ("_heard_ns", "_pause_ns", "is_asked", "known")
 
