@@ -345,6 +345,7 @@ class Appender:
         """Queue a sync of all that was written; unless `now`, it is put off while the disk hangs. `quiet`: its end need
         not wake the worker; `again`: that of one that was queued so before is to."""
         if self.written_position > self._queued_position or again or self.is_put_off:
+            quiet = quiet and not self.is_put_off  # that one may be waited for
             self.is_put_off = not now and self._sync.backlog >= BACKLOG_MAX
             if self.is_put_off:
                 return

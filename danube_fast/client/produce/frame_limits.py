@@ -1,54 +1,67 @@
-"""How small a broker wants the frames of one lane, where it keeps a publish rate, and when to ask that again."""
+"""How small the frames of one lane should be where a broker keeps a publish rate.
+
+    told    by the broker when it opened the producer: a part of a second's worth, until it opens again
+    felt    smaller ones, since a frame had to wait for long: the rate is new, or lower than it was
+
+A frame is taken as a whole, so the one behind it waits for as long as it takes at the rate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from danube_fast.client.values.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, FOREVER_NS
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 
 __all__ = ["FrameLimits"]
 
-_NAMES = "frame_bytes_max", "frame_messages_max"
-LONG_WAIT_NS = 60 * MILLISECOND_NS
-"""Frames as small as the broker wants them wait less, unless the rate is new, or lower than it was."""
-_PAUSE_NS, _PAUSE_NS_MAX = 2 * SECOND_NS, 600 * SECOND_NS
-"""It is asked at most this often: half as often each time that the answer is the same."""
+_BYTES, _MESSAGES = _NAMES = "frame_bytes_max", "frame_messages_max"
+_FRAME_BYTES_MIN = 4096
+LONG_WAIT_NS = 40 * MILLISECOND_NS
+"""Frames that have to wait longer are made so small that they wait half as long."""
+RELAX_NS = 10 * SECOND_NS
+"""Behind so long without such a wait, frames may be half as large again."""
 
 
 class FrameLimits:
-    """Limits as the broker told them when it opened the producer."""
+    """The limits of one lane, by their names in the protocol."""
 
-    __slots__ = ("_heard_ns", "_pause_ns", "is_asked", "known")
+    __slots__ = ("_felt", "_told", "relax_ns")
 
     def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-        self.is_asked = False
-        """Whether the producer is to be opened again for them."""
-        self._heard_ns, self._pause_ns = 0, _PAUSE_NS
+        self._told: dict[str, int] = {}
+        self._felt: dict[str, int] = {}
+        self.relax_ns = FOREVER_NS
+        """When to call `relax`, monotonic."""
 
-    def heard(self, reply: Mapping[str, int], now_ns: int) -> None:
+    def tell(self, reply: Mapping[str, int]) -> None:
         """Take the answer of an OPEN_PRODUCER."""
-        found = {name: reply[name] for name in _NAMES if name in reply}
-        is_new = not self._heard_ns or found != self.known
-        self.known = found
-        self._waited(now_ns, _PAUSE_NS if is_new else 2 * self._pause_ns)
+        self._told = {name: reply[name] for name in _NAMES if name in reply}
+        self._felt, self.relax_ns = {}, FOREVER_NS
 
-    def refused(self, now_ns: int) -> None:
-        """Ask no more for a while: the producer may not be opened again just now."""
-        self._waited(now_ns, 2 * self._pause_ns)
+    def wait(self, wait_ns: int, frame_bytes: int, message_count: int, now_ns: int) -> bool:
+        """Note that the broker lets a frame wait; whether frames are smaller from now on."""
+        if wait_ns <= LONG_WAIT_NS or message_count < 2:
+            return False
+        part = LONG_WAIT_NS / 2 / wait_ns
+        self._felt = {
+            _BYTES: max(_FRAME_BYTES_MIN, int(frame_bytes * part)),
+            _MESSAGES: max(1, int(message_count * part)),
+        }
+        self.relax_ns = now_ns + RELAX_NS
+        return True
 
-    def _waited(self, now_ns: int, pause_ns: int) -> None:
-        self._heard_ns, self._pause_ns = now_ns, min(pause_ns, _PAUSE_NS_MAX)
-        self.is_asked = False
-
-    def throttled(self, wait_ns: int, message_count: int, now_ns: int) -> None:
-        """Note that a frame of so many messages has to wait so long."""
-        if wait_ns > LONG_WAIT_NS and message_count > 1:
-            self.is_asked = now_ns - self._heard_ns > self._pause_ns
+    def relax(self, now_ns: int) -> None:
+        """Let frames be larger than was felt to be right: the rate may be higher, or gone."""
+        self._felt = {name: most + most // 2 + 1 for name, most in self._felt.items()}
+        self.relax_ns = now_ns + RELAX_NS
+        if self._felt[_BYTES] > BATCH_BYTES_MAX and self._felt[_MESSAGES] > BATCH_MESSAGES_MAX:
+            self._felt, self.relax_ns = {}, FOREVER_NS
 
     def within(self, limits: Mapping[str, int]) -> Mapping[str, int]:
         """Return the limits of a connection (of WELCOME) with these, where they are lower."""
-        return {
-            **limits,
-            **{name: min(most, limits.get(name, most)) for name, most in self.known.items()},
-        }
+        found = dict(limits)
+        for each in (self._told, self._felt):
+            for name, most in each.items():
+                found[name] = min(most, found.get(name, most))
+        return found

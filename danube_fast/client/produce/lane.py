@@ -119,7 +119,7 @@ class Lane(LaneState):
             self._has_moved = self._was_fenced = False
         self.opened = True
         self.producer_id, self.producer_epoch = reply["producer_id"], reply["producer_epoch"]
-        self.limits.heard(reply, self.producer.pump.clock.monotonic_ns())
+        self.limits.tell(reply)
         self.producer.keep_to_limits()
         first = self.unacked[0].base_sequence if self.unacked else self.next_sequence
         known = reply["next_sequence"]
@@ -131,10 +131,6 @@ class Lane(LaneState):
 
     def _on_refused(self, error: DanubeError) -> None:
         now = self.producer.pump.clock.monotonic_ns()
-        if self.limits.is_asked and isinstance(error, ResourceExhausted):
-            self.limits.refused(now)  # what is open stays open
-            self._retry_later(error)
-            return
         self._refused_since_ns = self._refused_since_ns or now
         refused_ns = now - self._refused_since_ns
         waits = isinstance(error, _RETRYABLE) and self.is_joining
@@ -198,6 +194,9 @@ class Lane(LaneState):
         behind = sending.base_sequence + sending.message_count
         at_once((self.unacked.append, sending), (setattr, self, "next_sequence", behind), *cut)
         producer.sent(sending.frame_bytes)
+        if now_ns >= self.limits.relax_ns:
+            self.limits.relax(now_ns)
+            producer.keep_to_limits()
         if self not in producer.pump.armed:
             producer.pump.arm(self, sending.deadline_ns)
 
@@ -275,7 +274,8 @@ class Lane(LaneState):
             )
             self._wait_ns = min(offset * MILLISECOND_NS, THROTTLE_MAX_NS)
             now_ns = self.producer.pump.clock.monotonic_ns()
-            self.limits.throttled(self._wait_ns, sending.message_count, now_ns)
+            if self.limits.wait(self._wait_ns, sending.frame_bytes, sending.message_count, now_ns):
+                self.producer.keep_to_limits()
         if sending.buffer.frames_left > 1:
             sending.stand_alone(self.producer.packer.pool)
         if status != Status.OUT_OF_SEQUENCE:
@@ -330,7 +330,6 @@ class Lane(LaneState):
         now = self.producer.pump.clock.monotonic_ns()
         # out of sequence though nothing before it is missing, or moved: ask where the broker stands
         knows = self.opened and refusal is not None and not isinstance(refusal, NotOwner)
-        knows = knows and not self.limits.is_asked
         self.phase = Phase.PAUSED if knows else Phase.OPENING
         self._retry_due_ns = now + (self._wait_ns or self._backoff_ns)
         if not self._wait_ns:

@@ -179,23 +179,26 @@ class Outgoing:
             )
         return self._prepared
 
-    def part(self, start: int, stop: int | None = None) -> Outgoing:
-        """Return messages `start` to `stop` on their own."""
+    def cut(self, start: int, stop: int | None) -> Outgoing:
+        """Return messages `start` to `stop` for a frame: not measured, and without callbacks."""
         out = Outgoing(self.payloads[start:stop])
         out.keys = self.keys and self.keys[start:stop]
         out.attributes = self.attributes and self.attributes[start:stop]
         out.event_times = self.event_times and self.event_times[start:stop]
         out.deliver_at = self.deliver_at and self.deliver_at[start:stop]
+        out.plain = self.plain
+        return out
+
+    def part(self, start: int, stop: int | None = None) -> Outgoing:
+        """Return messages `start` to `stop` on their own."""
+        out = self.cut(start, stop)
         if self.callbacks:
             end = len(self.payloads) if stop is None else stop
             out.callbacks = [(i - start, call) for i, call in self.callbacks if start <= i < end]
-        out.plain = self.plain
         out.urgent = self.urgent
-        if self.byte_count:  # a list is not measured
-            out.byte_count = sum(
-                MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0)
-                for payload in out.payloads
-            )
+        out.byte_count = sum(
+            MESSAGE_OVERHEAD_BYTES + (len(payload) if payload else 0) for payload in out.payloads
+        )
         return out
 
 
@@ -274,7 +277,7 @@ class Packer:
         """
         most = self.batch_messages
         if most < BATCH_MESSAGES_MAX and len(outgoing.payloads) - start > most:
-            outgoing, start = outgoing.part(start, start + self.batch_messages), 0
+            outgoing, start = outgoing.cut(start, start + most), 0
         plain = outgoing.plain
         room = self.batch_bytes
         if outgoing.byte_count:  # of an open batch; a list is not measured

@@ -488,7 +488,7 @@ class Journal:
     def _hear_of_sync(self) -> None:
         """Have the end of what is under way wake the loop, if nothing has waited for it so far."""
         written = self.log.written_position
-        if self._heard < written and any(group.is_quiet for group in self._in_flight):
+        if self._heard != written and any(group.is_quiet for group in self._in_flight):
             self._heard = written
             self.log.sync(again=True)
 
