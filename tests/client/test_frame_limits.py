@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from danube_fast.client.link.buffers import Buffers
 from danube_fast.client.produce.frame_limits import LONG_WAIT_NS, RELAX_NS, FrameLimits
 from danube_fast.client.produce.outgoing import Packer, outgoing_list
 from danube_fast.clock import SECOND_NS
+from danube_fast.errors import InvalidArgument
 from danube_fast.frame.layout import Codec
 
 KIB = 1024
@@ -80,3 +83,17 @@ def test_a_list_is_cut_into_frames_of_so_many_messages(
     assert counts == [20, 20, 10]
     packer.keep_to([{}])
     assert packer.pack(outgoing, 0)[2] == 50
+
+
+@pytest.mark.parametrize("keys", [None, [b"k%d" % n for n in range(50)]])
+def test_a_wrong_item_is_named_by_its_place_in_the_whole_list(
+    keys: list[bytes | str | None] | None,
+) -> None:
+    packer = Packer(Buffers().pool(KIB * KIB), Codec.NONE)
+    packer.keep_to([{"frame_messages_max": 20}])
+    payloads: list[Any] = [b"%d" % n for n in range(50)]
+    payloads[33] = 5
+    outgoing = outgoing_list(payloads, keys, None, None, None, None)
+    assert packer.pack(outgoing, 0)[2] == 20
+    with pytest.raises(InvalidArgument, match="33"):
+        packer.pack(outgoing, 20)

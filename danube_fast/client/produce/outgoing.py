@@ -275,7 +275,7 @@ class Packer:
 
         Raises InvalidArgument for a message that cannot be packed or is too large.
         """
-        most = self.batch_messages
+        most, whole, place = self.batch_messages, outgoing, start
         if most < BATCH_MESSAGES_MAX and len(outgoing.payloads) - start > most:
             outgoing, start = outgoing.cut(start, start + most), 0
         plain = outgoing.plain
@@ -293,6 +293,9 @@ class Packer:
                 size, count = pack_columns_into(buffer.address, room, columns, start)
         except InvalidArgument:
             self.pool.give_back(buffer)
+            if outgoing is not whole:
+                # raises, and names the place in the whole list
+                pack_columns_into(buffer.address, room, whole.prepared(), place)
             raise
         if not count:
             self.pool.give_back(buffer)
