@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,6 +127,16 @@ def wait_until(condition: Any, what: str, seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
         time.sleep(0.001)
+
+
+def descriptors_of(folder: Path) -> list[str]:
+    """Descriptors of this process that are open on what lies in a folder; other threads open and close others."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith(f"{folder}/"):
+                found.append(entry.name)
+    return sorted(found)
 
 
 def data_rows(log: Log) -> list[tuple[int, int, int]]:

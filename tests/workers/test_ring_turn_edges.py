@@ -61,16 +61,16 @@ def test_the_core_is_offered_behind_a_message_alone_unless_others_kept_it(rig: R
     publisher = Publisher(rig, 1)
     warmed(rig, publisher)
     words = intake_of(rig)._words
-    words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT] = 1, 800
+    words[JOB.YIELD_PAUSE], words[JOB.YIELD_BACKOFF] = 1, 800
     publisher.post(5)
     publisher.finish()
-    assert (words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT]) == (1, 800), "others come behind it"
+    assert (words[JOB.YIELD_PAUSE], words[JOB.YIELD_BACKOFF]) == (1, 800), "others come behind it"
     publisher.post()
     publisher.finish()
-    assert (words[JOB.UNYIELDING], words[JOB.UNYIELDING_NEXT]) == (0, 800), "it was offered"
+    assert (words[JOB.YIELD_PAUSE], words[JOB.YIELD_BACKOFF]) == (0, 800), "it was offered"
     publisher.post()
     publisher.finish()
-    assert words[JOB.UNYIELDING_NEXT] != 800, "it was not offered again"
+    assert words[JOB.YIELD_BACKOFF] != 800, "it was not offered again"
 
 
 HOG = "import os; os.sched_setaffinity(0, {{{}}}); print(flush=True)\nwhile True: pass"
@@ -91,9 +91,9 @@ def test_a_core_that_other_work_keeps_is_not_offered_to_it_for_a_while(rig: Rig)
             for _ in range(1000):
                 publisher.post()
                 publisher.finish()
-                if words[JOB.UNYIELDING]:
+                if words[JOB.YIELD_PAUSE]:
                     break
-            assert words[JOB.UNYIELDING] > 0, "1,000 messages later the core is still offered"
+            assert words[JOB.YIELD_PAUSE] > 0, "1,000 messages later the core is still offered"
         finally:
             os.sched_setaffinity(0, cores)
             hog.kill()

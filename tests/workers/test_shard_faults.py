@@ -162,8 +162,8 @@ def test_acks_are_durable_only_when_their_own_group_is(rigs):
     assert client.answer(first)[0] == client.answer(second)[0] == 67
 
 
-def test_a_cursor_wakes_nobody_when_it_is_durable_unless_that_is_asked_for(rigs):
-    rig = rigs()
+def with_a_quiet_sync(rig):
+    """A client whose ack is on its way to the disk, its producer, and the disk."""
     rig.assign(1)
     client = rig.client()
     opened = client.open_producer(1)
@@ -174,6 +174,12 @@ def test_a_cursor_wakes_nobody_when_it_is_durable_unless_that_is_asked_for(rigs)
     client.send(22, 0, [[1, [0, 1]]])
     rig.turn(in_flight(rig, 1), "the cursor's record")
     assert disk.quiet == [True]
+    return client, opened, disk
+
+
+def test_a_cursor_wakes_nobody_when_it_is_durable_unless_that_is_asked_for(rigs):
+    rig = rigs()
+    client, _, disk = with_a_quiet_sync(rig)
     assert not rig.worker.state.journals[0].syncing, (
         "frames would wait for an end that wakes no one"
     )
@@ -184,17 +190,20 @@ def test_a_cursor_wakes_nobody_when_it_is_durable_unless_that_is_asked_for(rigs)
     assert client.answer(asked)[0] == 67
 
 
+def test_many_that_wait_for_a_quiet_sync_queue_one_more(rigs):
+    rig = rigs()
+    _, _, disk = with_a_quiet_sync(rig)
+    told = []
+    for _ in range(5):
+        rig.worker.state.journals[0].when_durable(told.append)
+    assert disk.quiet == [True, False]
+    disk.release()
+    rig.turn(lambda: told == [None] * 5, "word that it is durable")
+
+
 def test_a_frame_behind_a_quiet_sync_does_not_wait_for_its_end(rigs):
     rig = rigs()
-    rig.assign(1)
-    client = rig.client()
-    opened = client.open_producer(1)
-    client.publish((1, client.frame(opened, 0, [b"a"])))
-    client.subscribe(1)
-    client.receive(1)
-    disk = HeldSyncs(rig)
-    client.send(22, 0, [[1, [0, 1]]])
-    rig.turn(in_flight(rig, 1), "the cursor's record")
+    client, opened, disk = with_a_quiet_sync(rig)
     published = post_publish(client, (1, client.frame(opened, 1, [b"b"])))
     rig.turn(in_flight(rig, 2), "the frame behind it")
     assert disk.quiet == [True, False]

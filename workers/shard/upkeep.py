@@ -56,7 +56,7 @@ class Upkeep:
         """Whether a tick waits for a turn in which nothing else is done."""
         return self._state.now_ns >= self._next_tick_ns
 
-    def do_work(self, now_ns: int, *, is_free: bool = True) -> None:
+    def do_work(self, now_ns: int, *, is_free: bool) -> None:
         """Run what is due, if the turn `is_free`, or there was no such one for long: a tick and the messages of clients, in
         one turn, would make the longest ones longer."""
         self._lookahead.do_work(now_ns)

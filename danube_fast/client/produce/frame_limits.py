@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from danube_fast.client.values.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, FOREVER_NS
+from danube_fast.client.values.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_BYTES_MIN,
+    BATCH_MESSAGES_MAX,
+    FOREVER_NS,
+)
 from danube_fast.clock import MILLISECOND_NS, SECOND_NS
 
 __all__ = ["FrameLimits"]
 
 _BYTES, _MESSAGES = _NAMES = "frame_bytes_max", "frame_messages_max"
-_FRAME_BYTES_MIN = 4096
 LONG_WAIT_NS = 40 * MILLISECOND_NS
 """Frames that have to wait longer are made so small that they wait half as long."""
 RELAX_NS = 10 * SECOND_NS
@@ -45,7 +49,7 @@ class FrameLimits:
             return False
         part = LONG_WAIT_NS / 2 / wait_ns
         self._felt = {
-            _BYTES: max(_FRAME_BYTES_MIN, int(frame_bytes * part)),
+            _BYTES: max(BATCH_BYTES_MIN, int(frame_bytes * part)),
             _MESSAGES: max(1, int(message_count * part)),
         }
         self.relax_ns = now_ns + RELAX_NS

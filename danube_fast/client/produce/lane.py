@@ -61,7 +61,8 @@ class Lane(LaneState):
     """Sequence numbers, window and open batch of one producer on one partition."""
 
     __slots__ = (
-        "_backoff_ns", "_has_moved", "_is_told", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced", "is_joining", "on_way", "refusal",
+        "_backoff_ns", "_has_moved", "_is_told", "_opening", "_refused_since_ns", "_retry_due_ns", "_wait_ns", "_was_fenced",
+        "is_joining", "on_way", "refusal",
     )  # fmt: skip
 
     def __init__(

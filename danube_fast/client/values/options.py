@@ -21,6 +21,7 @@ from danube_fast.client.values.arguments import FailurePolicyFields, Subscriptio
 from danube_fast.client.values.limits import (
     BATCH_BYTES_DEFAULT,
     BATCH_BYTES_MAX,
+    BATCH_BYTES_MIN,
     LINGER_US_DEFAULT,
     PERMITS_BYTES_DEFAULT,
     PERMITS_MESSAGES_DEFAULT,
@@ -46,7 +47,6 @@ READER = "reader"
 """Subscription type of readers: no cursor, no acks."""
 TYPES = get_args(SubscriptionType)
 _CODECS = {None: Codec.NONE, "none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
-_BATCH_BYTES_MIN = 4096
 _POSITION_MAX = (1 << 62) - 1
 """Offsets, and nanoseconds: until the year 2116."""
 _TEXT_BYTES_MAX = 1024
@@ -69,9 +69,9 @@ class ProducerOptions:
     ) -> None:
         if batch_bytes_max is None:  # a small window makes smaller batches
             window = check_whole(window_bytes_max, "window_bytes_max", 1)
-            batch_bytes_max = max(_BATCH_BYTES_MIN, min(BATCH_BYTES_DEFAULT, window))
+            batch_bytes_max = max(BATCH_BYTES_MIN, min(BATCH_BYTES_DEFAULT, window))
         batch_bytes = check_whole(
-            batch_bytes_max, "batch_bytes_max", _BATCH_BYTES_MIN, BATCH_BYTES_MAX
+            batch_bytes_max, "batch_bytes_max", BATCH_BYTES_MIN, BATCH_BYTES_MAX
         )
         if check_whole(window_bytes_max, "window_bytes_max", 1) < batch_bytes:
             raise InvalidArgument("window_bytes_max must be at least batch_bytes_max; raise it")

@@ -54,7 +54,7 @@ _TURN_NS_MAX = 5 * MILLISECOND_NS
 """A turn that has waited for so long takes nothing more, and ends what is under way."""
 _AWAY_NS_MAX = 500 * MICROSECOND_NS
 """A client that was served needs no longer for its message; what keeps the core for so long is other work."""
-_UNYIELDING_MIN, _UNYIELDING_MAX = 64, 64 * 1024
+_YIELD_BACKOFF_MIN, _YIELD_BACKOFF_MAX = 64, 64 * 1024
 _POLLED_ALL, _POLLED_BELL = 3, 1
 _POLL_BYTES, _AT_REVENTS = 8, 6
 _AT_SCRATCH = JobWord.SCRATCH * WORD_BYTES
@@ -62,22 +62,22 @@ _AT_POLLED, _AT_TIMEOUT = JobWord.POLLED * WORD_BYTES, JobWord.TIMEOUT * WORD_BY
 
 
 @kernel("void(int64)")
-def _give_way(job: int) -> None:
+def _yield_core(job: int) -> None:
     """Let clients that were just served run now, if they wait for this core: what follows is the worker's own
     bookkeeping. Where other work takes the core instead, it is not offered for a while, twice as long each time."""
-    left = load_word(job, JobWord.UNYIELDING)
+    left = load_word(job, JobWord.YIELD_PAUSE)
     if left > 0:
-        store_word(job, JobWord.UNYIELDING, left - 1)
+        store_word(job, JobWord.YIELD_PAUSE, left - 1)
         return
     began_ns = clock_ns(job + _AT_SCRATCH)
     sched_yield()
-    following = load_word(job, JobWord.UNYIELDING_NEXT)
+    following = load_word(job, JobWord.YIELD_BACKOFF)
     if clock_ns(job + _AT_SCRATCH) - began_ns > _AWAY_NS_MAX:
-        following = min(max(2 * following, _UNYIELDING_MIN), _UNYIELDING_MAX)
-        store_word(job, JobWord.UNYIELDING, following)
+        following = min(max(2 * following, _YIELD_BACKOFF_MIN), _YIELD_BACKOFF_MAX)
+        store_word(job, JobWord.YIELD_PAUSE, following)
     else:
         following -= following >> 3
-    store_word(job, JobWord.UNYIELDING_NEXT, following)
+    store_word(job, JobWord.YIELD_BACKOFF, following)
 
 
 @kernel("int64(int64)")
@@ -107,7 +107,7 @@ def _step(job: int) -> int:
         if fault_of(syncs) != 0:
             flags |= _STOPPED
     elif load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.IS_STOPPED) == 0:
-        _give_way(job)  # it was served
+        _yield_core(job)  # it was served
     return flags
 
 

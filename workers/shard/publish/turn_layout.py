@@ -173,10 +173,10 @@ class JobWord(enum.IntEnum):
     """Position of the last group that was written so, and behind it; 0: none in this turn."""
     PROVES = 60
     """1: the command of a peer of the ROUTER that has no row is received by Python, which reads what the peer has proved."""
-    UNYIELDING = 61
-    """So many served turns the core is not offered to others."""
-    UNYIELDING_NEXT = 62
-    """So many, when one of them has kept it for long the next time."""
+    YIELD_PAUSE = 61
+    """Messages to serve alone before the worker yields its core again."""
+    YIELD_BACKOFF = 62
+    """The pause behind the next yield that takes long."""
     PAIR = 63
 
 
