@@ -43,6 +43,7 @@ class Recipe:
         words = dict(re.findall(r"^ENV (\w+)=(\S+)$", text, re.MULTILINE))
         words |= self.compose["services"]["broker"]["environment"]
         del words["XDG_CACHE_HOME"]  # kernels are compiled already
+        del words["PATH"]  # no environment of the image's own
         words["DANUBE_ADVERTISE"] = "127.0.0.1"  # there is no such name here
         self.environment = {name: self._moved(value) for name, value in words.items()}
         (command,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)

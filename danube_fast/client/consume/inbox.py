@@ -25,6 +25,7 @@ from danube_fast.client.consume.leases import Leases
 from danube_fast.client.consume.partitions import Partitions
 from danube_fast.client.consume.progress import Progress
 from danube_fast.client.consume.seeks import seek_steps
+from danube_fast.client.link.names import no_answer
 from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.topics.routes import Routes, Topic
@@ -115,18 +116,15 @@ class Inbox:
             if self.refusal is not None:
                 raise self.refusal
             self.partitions.opened = ready
-            if not ready:
-                waiting = next((a for a in self.attachments if not a.ever_subscribed), None)
-                if waiting is None:
-                    raise DeadlineExceeded(
-                        "the broker did not tell in time where all topics of the pattern are; look "
-                        "at `danube-fast status`"
-                    )
-                why = f", and has refused before: {waiting.refusal}" if waiting.refusal else ""
-                raise DeadlineExceeded(
-                    f"{waiting.topic}: its worker at {waiting.connection.endpoint} did not answer "
-                    f"in time{why}; look at `danube-fast status`"
-                )
+            if ready:
+                return
+            late = next((a for a in self.attachments if not a.ever_subscribed), None)
+        if late is None:
+            raise DeadlineExceeded(
+                "the broker did not tell in time where all topics of the pattern are; look at `danube-fast status`"
+            )
+        why = f", and has refused before: {late.refusal}" if late.refusal else ""
+        raise no_answer(late.topic, late.connection.endpoint, why)
 
     # ------------------------------------------------------------ receiving
 

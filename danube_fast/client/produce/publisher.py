@@ -16,6 +16,7 @@ from typing import Any
 from danube_fast.checks import check_callable
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Buffers
+from danube_fast.client.link.names import no_answer
 from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import (
@@ -95,20 +96,17 @@ class Publisher(StraightWay):
         """Wait until every partition has told its next sequence."""
         yield Wait(lambda: all(lane.opened or lane.failure for lane in self.lanes), deadline_ns)
         with self._lock:
-            for lane in self.lanes:
-                if lane.failure is not None:
-                    raise lane.failure
-                if lane.opened:
-                    continue
-                if lane.refusal is not None:
-                    raise DeadlineExceeded(
-                        f"{lane.topic} was not opened in time, as its worker refuses that for now: {lane.refusal}"
-                    )
-                raise DeadlineExceeded(
-                    f"{lane.topic}: its worker at {lane.connection.endpoint} did not answer in time; look at "
-                    "`danube-fast status`"
-                )
-            self.changed()
+            late = next((lane for lane in self.lanes if lane.failure or not lane.opened), None)
+            if late is None:
+                self.changed()
+                return
+        if late.failure is not None:
+            raise late.failure
+        if late.refusal is not None:
+            raise DeadlineExceeded(
+                f"{late.topic} was not opened in time, as its worker refuses that for now: {late.refusal}"
+            )
+        raise no_answer(late.topic, late.connection.endpoint)
 
     def keep_to_limits(self) -> None:
         """Lanes: pack as the brokers want it that have opened them so far."""
