@@ -31,6 +31,7 @@ from zmq.utils import z85
 
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
 from danube_fast.net.io_threads import IoThreads
+from danube_fast.net.local_pace import PER_SECOND, LocalPace
 
 __all__ = ["DOMAIN", "ENDPOINT", "NAME_BYTES", "ZapThread"]
 
@@ -43,6 +44,7 @@ _VERSION = b"1.0"
 _ADMITTED, _REFUSED = (b"200", b"OK"), (b"400", b"refused")
 _UNKNOWN = b"500", b"ask again"
 _NULL, _CURVE = b"NULL", b"CURVE"
+_LOCAL = "uid:"
 _HEAD_PARTS = 6
 """Version, request id, domain, address, routing id, mechanism; the credentials follow."""
 _PART_BYTES_MAX = 255
@@ -80,7 +82,8 @@ class ZapThread:
         self._bound = threading.Event()
         self._fault: zmq.ZMQError | None = None
         self._stop_fd = -1
-        self._logged = -_LOG_SECONDS
+        self._pace = LocalPace()
+        self._logged = self._paced = -_LOG_SECONDS
         self._numbers = itertools.cycle(range(1 << 8 * _NUMBER_BYTES))
         self._thread = threading.Thread(target=self._run, name="zap", daemon=True)
 
@@ -171,12 +174,26 @@ class ZapThread:
         number = request[1] if len(request) > 1 and len(request[1]) <= _PART_BYTES_MAX else b""
         proof = _proof_in(request)
         is_admitted = proof != "" and self._asks(proof)
+        if is_admitted and proof.startswith(_LOCAL) and not self._keeps_pace(proof):
+            is_admitted = None
         code, text = _ADMITTED if is_admitted else _UNKNOWN if is_admitted is None else _REFUSED
         if is_admitted is False and len(request) >= _HEAD_PARTS:
             self._refused(proof, request[3][:_PART_BYTES_MAX].decode(errors="replace"))
         if not is_admitted:
             return [_VERSION, number, code, text, b"", b""]
         return [_VERSION, number, code, text, proof.encode(), self._name()]
+
+    def _keeps_pace(self, proof: str) -> bool:
+        """Whether a local user does not come in too often."""
+        now = time.monotonic()
+        if self._pace.admits(proof, now):
+            return True
+        if now - self._paced >= _LOG_SECONDS:
+            self._paced = now
+            _log.warning(
+                "%s comes in too often over ipc, and has to wait: %d a second", proof, PER_SECOND
+            )
+        return False
 
     def _name(self) -> bytes:
         """Choose the name of a connection."""
@@ -209,5 +226,5 @@ def _proof_in(request: list[bytes]) -> str:
     if mechanism == _NULL and not credentials:
         match = _IPC_ADDRESS.fullmatch(address)
         if match is not None and int(match[1]) <= _UID_MAX:
-            return f"uid:{int(match[1])}"
+            return f"{_LOCAL}{int(match[1])}"
     return ""

@@ -13,6 +13,7 @@ from zmq.utils import z85
 
 from danube_fast.errors import FailedPrecondition
 from danube_fast.net import zap as zap_module
+from danube_fast.net.local_pace import AT_ONCE
 from danube_fast.net.zap import ENDPOINT, ZapThread
 from danube_fast.security.curve import new_key_pair
 
@@ -92,6 +93,17 @@ def test_who_is_not_admitted_gets_400(asked: Asked) -> None:
         assert asked.ask(*request) == [b"1.0", b"7", b"400", b"refused", b"", b""]
     asked.answer = lambda proof: 1  # type: ignore[return-value]
     assert asked.ask(*CURVE)[2] == b"400"
+
+
+def test_a_local_user_comes_in_so_often(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    other = changed(NULL, 3, b"localhost:1001:100:4711")
+    codes = [asked.ask(*NULL)[2] for _ in range(AT_ONCE)]
+    assert set(codes) == {b"200"}
+    late = [asked.ask(*NULL)[2] for _ in range(20)]
+    assert b"500" in late
+    assert {asked.ask(*request)[2] for request in (other, CURVE)} == {b"200"}
+    (record,) = [record for record in caplog.records if "too often" in record.getMessage()]
+    assert "uid:1000" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""How often a local user comes in over ipc."""
+
+from __future__ import annotations
+
+from danube_fast.net.local_pace import AT_ONCE, PER_SECOND, LocalPace
+
+
+def count(pace: LocalPace, proof: str, now: float, tries: int = 2 * AT_ONCE) -> int:
+    return sum(pace.admits(proof, now) for _ in range(tries))
+
+
+def test_many_at_once_then_some_each_second() -> None:
+    pace = LocalPace()
+    assert count(pace, "uid:1", 100.0) == AT_ONCE
+    assert count(pace, "uid:1", 100.5) == PER_SECOND // 2
+    assert count(pace, "uid:1", 110.5) == 10 * PER_SECOND
+    assert count(pace, "uid:1", 100.0 + 10 * AT_ONCE) == AT_ONCE, "none of before counts"
+
+
+def test_users_do_not_count_for_each_other() -> None:
+    pace = LocalPace()
+    assert count(pace, "uid:1", 0.0) == count(pace, "uid:2", 0.0) == AT_ONCE
+
+
+def test_users_are_forgotten() -> None:
+    pace = LocalPace()
+    for number in range(1000):
+        assert pace.admits(f"uid:{number}", float(number))
+    assert len(pace._free_at) < 3
