@@ -185,9 +185,9 @@ class ZapThread:
 
     def _keeps_pace(self, proof: str) -> bool:
         """Whether a local user does not come in too often."""
-        now = time.monotonic()
-        if self._pace.admits(proof, now):
+        if self._pace.admits(proof, time.monotonic_ns()):
             return True
+        now = time.monotonic()
         if now - self._paced >= _LOG_SECONDS:
             self._paced = now
             _log.warning(

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from danube_fast.clock import SECOND_NS
 from danube_fast.net.local_pace import AT_ONCE, PER_SECOND, LocalPace
 
 
-def count(pace: LocalPace, proof: str, now: float, tries: int = 2 * AT_ONCE) -> int:
+def count(pace: LocalPace, proof: str, now: int, tries: int = 2 * AT_ONCE) -> int:
     return sum(pace.admits(proof, now) for _ in range(tries))
 
 
 def test_many_at_once_then_some_each_second() -> None:
     pace = LocalPace()
-    assert count(pace, "uid:1", 100.0) == AT_ONCE
-    assert count(pace, "uid:1", 100.5) == PER_SECOND // 2
-    assert count(pace, "uid:1", 110.5) == 10 * PER_SECOND
-    assert count(pace, "uid:1", 100.0 + 10 * AT_ONCE) == AT_ONCE, "none of before counts"
+    assert count(pace, "uid:1", 100 * SECOND_NS) == AT_ONCE
+    assert count(pace, "uid:1", 100 * SECOND_NS + SECOND_NS // 2) == PER_SECOND // 2
+    assert count(pace, "uid:1", 110 * SECOND_NS + SECOND_NS // 2) == 10 * PER_SECOND
+    assert count(pace, "uid:1", (100 + 10 * AT_ONCE) * SECOND_NS) == AT_ONCE, (
+        "none of before counts"
+    )
 
 
 def test_users_do_not_count_for_each_other() -> None:
     pace = LocalPace()
-    assert count(pace, "uid:1", 0.0) == count(pace, "uid:2", 0.0) == AT_ONCE
+    assert count(pace, "uid:1", 0) == count(pace, "uid:2", 0) == AT_ONCE
 
 
 def test_users_are_forgotten() -> None:
     pace = LocalPace()
     for number in range(1000):
-        assert pace.admits(f"uid:{number}", float(number))
-    assert len(pace._free_at) < 3
+        assert pace.admits(f"uid:{number}", number * SECOND_NS)
+    assert len(pace._free_ns) < 3
