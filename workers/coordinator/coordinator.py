@@ -102,9 +102,10 @@ class Coordinator:
         self.security = SecurityDirectory(
             self._store, booted.mailbox, self.clock, access, self._told_before()
         )
-        partitions_max = self._settings.partitions_per_topic_max
         self.topics = TopicDirectory(
-            self._store, log_count=len(self._config.owners), partitions_per_topic_max=partitions_max
+            self._store,
+            log_count=len(self._config.owners),
+            partitions_per_topic_max=self._settings.partitions_per_topic_max,
         )
         self.placement = Placement(booted.mailbox, self.topics, self)
         self.placement.revision = lambda: self._store.sealed_revision
@@ -137,21 +138,27 @@ class Coordinator:
             self._settings.admin_changes_per_second_max, self.clock, self._authorizer, denials
         )
         self.lookups = Lookups(
-            booted, self.connections, self.topics, self.placement, self._authorizer, self.audit, rates,
+            booted, self.connections, self.topics, self.placement, self._authorizer, self.audit,
+            rates,
         )  # fmt: skip
         self._now_ns = self.clock.monotonic_ns()
         self.slices = Slices(self.clock)
-        lists = self.even_answers = EvenAnswers(
-            self.clock, self.connections.reply, holds=access is not None and access.has_outer
-        )
+        asks_outside = access is not None and access.has_outer
+        reply = self.connections.reply
+        self.even_answers = EvenAnswers(self.clock, reply, holds=asks_outside)
         self.watches = Watches(
-            self.topics, self.connections, self._authorizer, self.clock, self.in_slices, lists
+            self.topics,
+            self.connections,
+            self._authorizer,
+            self.clock,
+            self.in_slices,
+            self.even_answers,
         )
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
             self.audit_topic = AuditTopic(self, self.audit)
         administration = Administration(
-            self, self._authorizer, self.audit, self.connections.reply, lists, rates
+            self, self._authorizer, self.audit, reply, self.even_answers, rates
         )
         self.connections.commands.handlers[protocol.Admin] = administration.handle
         self._web: web.WebThread | None = None
