@@ -69,7 +69,7 @@ class Rig:
         self.is_over = False
         rates: Any = SimpleNamespace(charge=self.charge)
         self.administration = Administration(
-            context, self, audit, lambda number, reply: self.replies.append(reply), None, rates
+            context, self, audit, lambda number, reply: self.replies.append(reply), rates
         )
 
     def authorize(self, principal: str, permission: Any, resource: str) -> None:
@@ -268,16 +268,8 @@ class ListRig:
             security=SimpleNamespace(is_enforced=True),
         )
         rates: Any = None
-        lists: Any = SimpleNamespace(
-            reply=lambda number, reply, began_ns: self.replies.append(reply)
-        )
         self.administration = Administration(
-            context,
-            self.access,
-            None,
-            lambda number, reply: self.replies.append(reply),
-            lists,
-            rates,
+            context, self.access, None, lambda number, reply: self.replies.append(reply), rates
         )
 
     def _outer(self, principal: str, permission: Any, resource: str, *, is_first: bool) -> None:

@@ -143,10 +143,10 @@ def rounds_of(*topics: str) -> tuple[int, list[str]]:
     connections: Any = SimpleNamespace(
         commands=SimpleNamespace(handlers=handlers),
         sessions=SimpleNamespace(by_number=lambda number: number),
+        reply=lambda number, reply: replies.append(reply),
     )
-    answers: Any = SimpleNamespace(reply=lambda number, reply, began_ns: replies.append(reply))
     authorizer: Any = SimpleNamespace(authorize=authorize)
-    Watches(directory, connections, authorizer, SystemClock(), in_slices, answers)
+    Watches(directory, connections, authorizer, SystemClock(), in_slices)
     command = protocol.Watch(1, "", [HIDDEN, SEEN], 0)
     handlers[protocol.Watch](Session(1, b"token", b"\0one", "raw", "pia"), command)
     return count, replies[0].value["topics"]

@@ -34,19 +34,10 @@ from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
-from danube_fast.workers.coordinator.even_answers import EvenAnswers
 from danube_fast.workers.coordinator.unfinished_lists import UnfinishedLists
 from danube_fast.workers.process.denials import Denial
 
-__all__ = [
-    "LISTS",
-    "READS",
-    "RIGHTS_NS",
-    "SHOWN_ARGUMENTS",
-    "Administration",
-    "record_of",
-    "while_it_lasts",
-]
+__all__ = ["READS", "RIGHTS_NS", "SHOWN_ARGUMENTS", "Administration", "record_of", "while_it_lasts"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +50,6 @@ READS = frozenset({
 })  # fmt: skip
 """Operations that are recorded only when they are denied. All others, new ones too, count as changes."""
 
-LISTS = frozenset(
-    {"list_clients", "list_namespaces", "list_subscriptions", "list_topics", "topic_stats"}
-)
-"""Operations that leave out what the caller may not look up."""
 OF_REPLIES = frozenset({"create_topic", "delete_topic"})
 """What every client that asks and is answered does with a reply topic."""
 SHOWN_ARGUMENTS = frozenset({
@@ -98,27 +85,24 @@ class Administration:
 
     def __init__(
         self, context: AdminContext, authorizer: Authorizer, audit: AuditLog | None, reply: Reply,
-        lists: EvenAnswers, rates: ChangeRates,
+        rates: ChangeRates,
     ) -> None:  # fmt: skip
-        """`audit`: where changes are recorded; None: nowhere. `reply` answers a session, by its number, `lists` with what
-        its rights leave. `rates`: of the changes that are recorded."""
+        """`audit`: where changes are recorded; None: nowhere. `reply` answers a session, by its number. `rates`: of the
+        changes that are recorded."""
         self._context, self._authorizer, self._audit = context, authorizer, audit
-        self._rates, self._lists = rates, lists
+        self._rates = rates
         self._unfinished = UnfinishedLists(authorizer, context.clock)
         self._reply = reply
 
     def handle(self, session: Session, command: protocol.Admin) -> None:
         """Run an ADMIN command, now or once its record is durable."""
-        number, began_ns = session.number, self._context.clock.monotonic_ns()
+        number = session.number
 
         def on_end(value: Any, error: DanubeError | None) -> None:
-            outcome: protocol.Result | protocol.Error = protocol.Result(command.request, value)
+            outcome: protocol.ServerCommand = protocol.Result(command.request, value)
             if error is not None:
                 outcome = protocol.Error(command.request, error.code, str(error))
-            if command.operation in LISTS:
-                self._lists.reply(number, outcome, began_ns)
-            else:
-                self._reply(number, outcome)
+            self._reply(number, outcome)
 
         audit, resource = self._audit, _resource_of(command)
         if audit is None or self._is_of_reply(session, command.operation, resource):

@@ -44,7 +44,6 @@ from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.audit_topic import AuditTopic
 from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.coordinator.connections import Connections
-from danube_fast.workers.coordinator.even_answers import EvenAnswers
 from danube_fast.workers.coordinator.growth import Growth, GrowthDone
 from danube_fast.workers.coordinator.lookups import Lookups
 from danube_fast.workers.coordinator.marks import MarkRegistry
@@ -143,22 +142,14 @@ class Coordinator:
         )  # fmt: skip
         self._now_ns = self.clock.monotonic_ns()
         self.slices = Slices(self.clock)
-        asks_outside = access is not None and access.has_outer
-        reply = self.connections.reply
-        self.even_answers = EvenAnswers(self.clock, reply, holds=asks_outside)
         self.watches = Watches(
-            self.topics,
-            self.connections,
-            self._authorizer,
-            self.clock,
-            self.in_slices,
-            self.even_answers,
+            self.topics, self.connections, self._authorizer, self.clock, self.in_slices
         )
         self.audit_topic = None
         if self.audit is not None and access is not None:  # else all who come in could write it
             self.audit_topic = AuditTopic(self, self.audit)
         administration = Administration(
-            self, self._authorizer, self.audit, reply, self.even_answers, rates
+            self, self._authorizer, self.audit, self.connections.reply, rates
         )
         self.connections.commands.handlers[protocol.Admin] = administration.handle
         self._web: web.WebThread | None = None
@@ -221,7 +212,6 @@ class Coordinator:
         work += self.placement.do_work(now_ns)
         work += self.watches.do_work(now_ns)
         work += self.slices.do_work()
-        work += self.even_answers.do_work(now_ns)
         self.marks.do_work(now_ns, self.quota.cursors)
         self.lookups.do_work(now_ns)
         self.namespaces.do_work(now_ns)
@@ -258,9 +248,7 @@ class Coordinator:
         """How long to sleep, unless a client or a worker wakes the loop."""
         if self.connections.is_waiting or (self.audit is not None and self.audit.is_waiting):
             return BUSY_POLL_MS
-        waiting = (
-            self._boot.mailbox, self.placement, self.watches, self.even_answers, self.lookups, self.server_key,
-        )  # fmt: skip
+        waiting = self._boot.mailbox, self.placement, self.watches, self.lookups, self.server_key
         deadline_ns = min(part.next_deadline_ns() for part in waiting)
         left_ms = (deadline_ns - self.clock.monotonic_ns()) // MILLISECOND_NS + 1
         return int(max(min(left_ms, IDLE_POLL_MS), 0))

@@ -24,7 +24,6 @@ from danube_fast.security.authorization import Authorizer
 from danube_fast.types import REPLY_TOPICS, Permission, TopicPattern
 from danube_fast.undecided import Steps, allowed, sift, when_decided
 from danube_fast.workers.coordinator.connections import Connections
-from danube_fast.workers.coordinator.even_answers import EvenAnswers
 from danube_fast.workers.process.mailbox import NEVER_NS
 
 __all__ = ["Watches"]
@@ -36,17 +35,16 @@ PATTERNS_MAX = 256
 class _Watch:
     """A WATCH that waits."""
 
-    __slots__ = ("authorizer", "began_ns", "command", "deadline_ns", "patterns", "principal")
+    __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
 
     def __init__(
-        self, principal: str, command: protocol.Watch, began_ns: int, authorizer: Authorizer
+        self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer
     ) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
         self.principal, self.authorizer, self.command = principal, authorizer, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
-        wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
-        self.began_ns, self.deadline_ns = began_ns, began_ns + wait_ns
+        self.deadline_ns = deadline_ns
 
     def may_see(self, topic: str) -> bool:
         """Whether the client may look that topic up. The name of a reply topic is a secret. Raises Unavailable, Undecided."""
@@ -77,10 +75,10 @@ class Watches:
 
     def __init__(
         self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock,
-        in_slices: Callable[[Steps], None], answers: EvenAnswers,
+        in_slices: Callable[[Steps], None],
     ) -> None:  # fmt: skip
         """`in_slices` takes steps, a slice of them in each turn."""
-        self._in_slices, self._answers = in_slices, answers
+        self._in_slices = in_slices
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
         self._parked: dict[int, _Watch] = {}
@@ -89,7 +87,9 @@ class Watches:
         connections.commands.handlers[protocol.Watch] = self._watch
 
     def _watch(self, session: Session, command: protocol.Watch) -> None:
-        watch = _Watch(session.principal, command, self._clock.monotonic_ns(), self._authorizer)
+        wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
+        deadline_ns = self._clock.monotonic_ns() + wait_ns
+        watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
         self._replace(session.number)
         self._look(session.number, watch)
 
@@ -164,8 +164,7 @@ class Watches:
 
     def _fail(self, number: int, watch: _Watch, error: DanubeError) -> None:
         answer = protocol.Error(watch.command.request, error.code, str(error))
-        self._answers.reply(number, answer, watch.began_ns)
+        self._connections.reply(number, answer)
 
     def _reply(self, number: int, watch: _Watch, value: dict[str, Any]) -> None:
-        answer = protocol.Result(watch.command.request, value)
-        self._answers.reply(number, answer, watch.began_ns)
+        self._connections.reply(number, protocol.Result(watch.command.request, value))
