@@ -22,6 +22,8 @@ TOGETHER_MAX = 16
 """Rights that one list asks for at a time: as many as the threads of one principal serve in time."""
 AHEAD_MAX = 256
 """Items of a list that are looked at ahead while one of them waits."""
+LEARNT_MAX = 32 * AHEAD_MAX
+"""Items of a list that one question is about, where there is one about many."""
 T = TypeVar("T")
 
 
@@ -66,9 +68,26 @@ def allowed(items: Iterable[T], may: Callable[[T], bool]) -> list[T]:
 
 
 def sift(
-    items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int = sys.maxsize
-) -> Steps:
-    """Add the items that `may` is true for to `found`, up to `most`, one in each step."""
+    items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int = sys.maxsize,
+    learn: Callable[[list[T]], Steps] | None = None,
+) -> Steps:  # fmt: skip
+    """Add the items that `may` is true for to `found`, up to `most`, one in each step. `learn` asks about many of them
+    before, so that `may` is decided: also if there are none, for whether there are some is not to be seen by the time."""
+    if learn is None:
+        yield from _sift(items, may, found, most)
+        return
+    rest, is_last = iter(items), False
+    while not is_last and len(found) < most:
+        some: list[T] = []
+        while len(some) < LEARNT_MAX and (more := list(islice(rest, AHEAD_MAX))):
+            some += more
+            yield None
+        is_last = len(some) < LEARNT_MAX
+        yield from learn(some)
+        yield from _sift(some, may, found, most)
+
+
+def _sift(items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int) -> Steps:
     ahead: deque[T] = deque()
     rest = iter(items)
     while len(found) < most:

@@ -16,7 +16,7 @@ from danube_fast.client.handle.requests import Requests
 from danube_fast.client.link.connection import Connection, Identity
 from danube_fast.client.link.dialer import Rings
 from danube_fast.client.link.machine import Machine
-from danube_fast.client.link.names import unknown_host
+from danube_fast.client.link.names import unknown_host_steps
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.link.timers import TimerThread
@@ -144,7 +144,7 @@ class Core:
                 raise Unavailable(
                     f"the broker at {self.url} cannot tell just now who may come in; try again"
                 )
-            if unknown := unknown_host(bootstrap.endpoint):
+            if unknown := (yield from unknown_host_steps(self.pump, bootstrap.endpoint)):
                 raise Unavailable(f"no broker answers at {self.url}: {unknown}; check the name")
             raise Unavailable(
                 f"no broker answers at {self.url} within {timeout:g} s; start one with "

@@ -1,4 +1,4 @@
-"""How often a local user may come in over ipc: many times at once, and then some each second.
+"""How often a local user may come in over ipc: as often as there may be sessions, twice, and then some times each second.
 
 ZeroMQ takes a name that a peer over ipc sends late, also one of those that ROUTER gives by itself, and ends the process when
 it comes to give that one. A registered user would find one out of 2^32 by coming in again and again.
@@ -10,7 +10,6 @@ from danube_fast.clock import SECOND_NS
 
 __all__ = ["PER_SECOND", "LocalPace"]
 
-AT_ONCE = 10_000
 PER_SECOND = 50
 _STEP_NS = SECOND_NS // PER_SECOND
 
@@ -18,14 +17,15 @@ _STEP_NS = SECOND_NS // PER_SECOND
 class LocalPace:
     """Count who comes in, by proof. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
         self._free_ns: dict[str, int] = {}
         """When all that came in is forgotten, by proof."""
 
     def admits(self, proof: str, now_ns: int) -> bool:
         """Whether a user comes in now, which counts; False: it has to come again later."""
         free_ns = max(self._free_ns.get(proof, now_ns), now_ns)
-        if free_ns - now_ns > (AT_ONCE - 1) * _STEP_NS:
+        if free_ns - now_ns > (self._at_once - 1) * _STEP_NS:
             return False
         if (
             proof not in self._free_ns

@@ -45,6 +45,7 @@ _ADMITTED, _REFUSED = (b"200", b"OK"), (b"400", b"refused")
 _UNKNOWN = b"500", b"ask again"
 _NULL, _CURVE = b"NULL", b"CURVE"
 _LOCAL = "uid:"
+LOCAL_AT_ONCE = 40_000
 _HEAD_PARTS = 6
 """Version, request id, domain, address, routing id, mechanism; the credentials follow."""
 _PART_BYTES_MAX = 255
@@ -74,15 +75,16 @@ class ZapThread:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], admit: Callable[[str], bool],
-        refused: Callable[[str, str], None] = lambda proof, address: None,
+        refused: Callable[[str, str], None] = lambda proof, address: None, local_at_once: int = LOCAL_AT_ONCE,
     ) -> None:  # fmt: skip
         """`admit`: whether who has proved that may connect; called in the thread. If it raises, the answer is no.
-        `refused` is told of each refusal, in the thread too: proof and address."""
+        `refused` is told of each refusal, in the thread too: proof and address. `local_at_once`: how often a local user comes
+        in before it has to wait."""
         self._context, self._admit, self._refused = context, admit, refused
         self._bound = threading.Event()
         self._fault: zmq.ZMQError | None = None
         self._stop_fd = -1
-        self._pace = LocalPace()
+        self._pace = LocalPace(local_at_once)
         self._logged = self._paced = -_LOG_SECONDS
         self._numbers = itertools.cycle(range(1 << 8 * _NUMBER_BYTES))
         self._thread = threading.Thread(target=self._run, name="zap", daemon=True)

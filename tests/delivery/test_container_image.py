@@ -1,4 +1,4 @@
-"""The container recipe, built and run by Docker: the lines of its README as they stand there, kills, what is left open.
+"""The container recipe, built and run by Docker: the steps of its README, a kill, what is open inside.
 
     DANUBE_TEST_CONTAINER_BASE=python:3.12-slim ./run test tests/delivery/test_container_image.py
 

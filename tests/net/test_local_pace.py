@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from danube_fast.clock import SECOND_NS
-from danube_fast.net.local_pace import AT_ONCE, PER_SECOND, LocalPace
+from danube_fast.net.local_pace import PER_SECOND, LocalPace
+
+AT_ONCE = 1000
 
 
 def count(pace: LocalPace, proof: str, now: int, tries: int = 2 * AT_ONCE) -> int:
@@ -11,7 +13,7 @@ def count(pace: LocalPace, proof: str, now: int, tries: int = 2 * AT_ONCE) -> in
 
 
 def test_many_at_once_then_some_each_second() -> None:
-    pace = LocalPace()
+    pace = LocalPace(AT_ONCE)
     assert count(pace, "uid:1", 100 * SECOND_NS) == AT_ONCE
     assert count(pace, "uid:1", 100 * SECOND_NS + SECOND_NS // 2) == PER_SECOND // 2
     assert count(pace, "uid:1", 110 * SECOND_NS + SECOND_NS // 2) == 10 * PER_SECOND
@@ -21,12 +23,12 @@ def test_many_at_once_then_some_each_second() -> None:
 
 
 def test_users_do_not_count_for_each_other() -> None:
-    pace = LocalPace()
+    pace = LocalPace(AT_ONCE)
     assert count(pace, "uid:1", 0) == count(pace, "uid:2", 0) == AT_ONCE
 
 
 def test_users_are_forgotten() -> None:
-    pace = LocalPace()
+    pace = LocalPace(AT_ONCE)
     for number in range(1000):
         assert pace.admits(f"uid:{number}", number * SECOND_NS)
     assert len(pace._free_ns) < 3

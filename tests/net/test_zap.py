@@ -12,7 +12,6 @@ import zmq
 from zmq.utils import z85
 
 from danube_fast.errors import FailedPrecondition
-from danube_fast.net import local_pace
 from danube_fast.net import zap as zap_module
 from danube_fast.net.zap import ENDPOINT, ZapThread
 from danube_fast.security.curve import new_key_pair
@@ -38,11 +37,11 @@ def context() -> Iterator[zmq.Context[Any]]:
 class Asked:
     """A thread that admits all, and what it was asked."""
 
-    def __init__(self, context: zmq.Context[Any]) -> None:
+    def __init__(self, context: zmq.Context[Any], **limits: int) -> None:
         self.context = context
         self.proofs: list[str] = []
         self.answer: Callable[[str], bool] = lambda proof: True
-        self.zap = ZapThread(context, self._admit)
+        self.zap = ZapThread(context, self._admit, **limits)
         self.zap.start()
         self._socket = context.socket(zmq.DEALER)
         self._socket.connect(ENDPOINT)
@@ -96,9 +95,9 @@ def test_who_is_not_admitted_gets_400(asked: Asked) -> None:
 
 
 def test_a_local_user_comes_in_so_often(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    context: zmq.Context[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_pace, "AT_ONCE", 100)
+    asked = Asked(context, local_at_once=100)
     other = changed(NULL, 3, b"localhost:1001:100:4711")
     codes = [asked.ask(*NULL)[2] for _ in range(100)]
     assert set(codes) == {b"200"}
@@ -109,6 +108,7 @@ def test_a_local_user_comes_in_so_often(
     assert {asked.ask(*request)[2] for request in (other, CURVE)} == {b"200"}
     (record,) = [record for record in caplog.records if "too often" in record.getMessage()]
     assert "uid:1000" in record.getMessage()
+    asked.close()
 
 
 @pytest.mark.parametrize(

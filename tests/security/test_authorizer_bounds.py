@@ -174,7 +174,7 @@ def test_a_list_that_waits_longer_than_answers_count_ends(gate: Gate) -> None:
     when_decided(step, ends.append)
     for name in names:
         gate.open(f"{TOPIC}#{name}")
-        loop.until("an answer", lambda name=name: name in str(visibility._known) or ends)
+        loop.until("an answer", lambda name=name: name in str(visibility._asker.known) or ends)
         clock.moved_ns += SECOND_NS // 5
     loop.until("the list", lambda: ends)
     assert ends == [names[1::2]]

@@ -60,7 +60,7 @@ class SecureTransport:
             if made.guard is not None:
                 made.guard.failed.note(address)
 
-        zap = ZapThread(context, access.admits, refused)
+        zap = ZapThread(context, access.admits, refused, 2 * settings.sessions_max)
         made = cls(ServerKeys(data_dir), access, zap, denials)
         return made
 

@@ -44,7 +44,8 @@ def list_namespaces(context: AdminContext, answer: Answer) -> None:
 
     def steps() -> Steps:
         found: list[str] = []
-        yield from sift(names, visibility.shows_namespace, found)
+        learn = visibility.learns_namespaces()
+        yield from sift(names, visibility.shows_namespace, found, learn=learn)
         count = context.topics.by_name.count
         answer.done([{"namespace": name, "topics": count(name)} for name in found])
 

@@ -25,7 +25,7 @@ from danube_fast.client.consume.leases import Leases
 from danube_fast.client.consume.partitions import Partitions
 from danube_fast.client.consume.progress import Progress
 from danube_fast.client.consume.seeks import seek_steps
-from danube_fast.client.link.names import no_answer
+from danube_fast.client.link.names import no_answer_steps
 from danube_fast.client.link.operations import admin_steps
 from danube_fast.client.link.steps import Steps, Wait, deadline_after, seconds_until
 from danube_fast.client.topics.routes import Routes, Topic
@@ -124,7 +124,7 @@ class Inbox:
                 "the broker did not tell in time where all topics of the pattern are; look at `danube-fast status`"
             )
         why = f", and has refused before: {late.refusal}" if late.refusal else ""
-        raise no_answer(late.topic, late.connection.endpoint, why)
+        raise (yield from no_answer_steps(self.pump, late.topic, late.connection.endpoint, why))
 
     # ------------------------------------------------------------ receiving
 

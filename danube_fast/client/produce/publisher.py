@@ -16,7 +16,7 @@ from typing import Any
 from danube_fast.checks import check_callable
 from danube_fast.client.link.answers import Ticket
 from danube_fast.client.link.buffers import Buffers
-from danube_fast.client.link.names import no_answer
+from danube_fast.client.link.names import no_answer_steps
 from danube_fast.client.link.steps import Steps, Wait, deadline_after
 from danube_fast.client.produce.lane import Lane
 from danube_fast.client.produce.outgoing import (
@@ -106,7 +106,7 @@ class Publisher(StraightWay):
             raise DeadlineExceeded(
                 f"{late.topic} was not opened in time, as its worker refuses that for now: {late.refusal}"
             )
-        raise no_answer(late.topic, late.connection.endpoint)
+        raise (yield from no_answer_steps(self.pump, late.topic, late.connection.endpoint))
 
     def keep_to_limits(self) -> None:
         """Lanes: pack as the brokers want it that have opened them so far."""
