@@ -14,8 +14,6 @@ from __future__ import annotations
 import enum
 import fnmatch
 import re
-from collections.abc import Callable
-from typing import NamedTuple
 
 from danube_fast.errors import InvalidArgument
 
@@ -27,7 +25,6 @@ __all__ = [
     "SYSTEM_NAMESPACE",
     "Dispatch",
     "Durability",
-    "ListRights",
     "Permission",
     "TopicName",
     "TopicPattern",
@@ -76,16 +73,6 @@ class Permission(enum.StrEnum):
     MANAGE_SCHEMA = "manage_schema"
     MANAGE_BROKER = "manage_broker"
     MANAGE_CLUSTER = "manage_cluster"
-
-
-class ListRights(NamedTuple):
-    """Rights on many names, where the authorizer of another package answers about all of them at once."""
-
-    allows: Callable[[str, Permission, str], bool]
-    """Whether roles let a principal do that."""
-    permits_all: Callable[[str, Permission, tuple[str, ...], int], tuple[bool, ...]]
-    """Which resources, all of them allowed by roles, the authorizer permits too; the question's number is the same until
-    it is answered. Raises Unavailable, Undecided."""
 
 
 def check_settings(dispatch: str | None, durability: str | None) -> None:

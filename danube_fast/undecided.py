@@ -10,20 +10,18 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TypeVar
 
 from danube_fast.errors import DanubeError, Unavailable
 
-__all__ = ["Steps", "Undecided", "allowed", "sift", "when_decided"]
+__all__ = ["Steps", "Undecided", "allowed", "sift", "unnamed", "when_decided"]
 
 TOGETHER_MAX = 16
 """Rights that one list asks for at a time: as many as the threads of one principal serve in time."""
 AHEAD_MAX = 256
 """Items of a list that are looked at ahead while one of them waits."""
-LEARNT_MAX = 32 * AHEAD_MAX
-"""Items of a list that one question is about, where there is one about many."""
 T = TypeVar("T")
 
 
@@ -38,6 +36,17 @@ class Undecided(Unavailable):
 
 Steps = Iterator[Undecided | None]
 """Long work in steps; behind one that yields Undecided it goes on when there is an answer."""
+
+
+@contextmanager
+def unnamed(resource: str) -> Iterator[None]:
+    """Take the name of a resource out of errors that do not decide about it: who asks for a list may not know of it."""
+    try:
+        yield
+    except Undecided:
+        raise
+    except Unavailable as error:
+        raise Unavailable(str(error).replace(resource, "what the list would name")) from None
 
 
 def when_decided(step: Callable[[], None], fail: Callable[[DanubeError], object]) -> None:
@@ -68,26 +77,9 @@ def allowed(items: Iterable[T], may: Callable[[T], bool]) -> list[T]:
 
 
 def sift(
-    items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int = sys.maxsize,
-    learn: Callable[[list[T]], Steps] | None = None,
-) -> Steps:  # fmt: skip
-    """Add the items that `may` is true for to `found`, up to `most`, one in each step. `learn` asks about many of them
-    before, so that `may` is decided: also if there are none, for whether there are some is not to be seen by the time."""
-    if learn is None:
-        yield from _sift(items, may, found, most)
-        return
-    rest, is_last = iter(items), False
-    while not is_last and len(found) < most:
-        some: list[T] = []
-        while len(some) < LEARNT_MAX and (more := list(islice(rest, AHEAD_MAX))):
-            some += more
-            yield None
-        is_last = len(some) < LEARNT_MAX
-        yield from learn(some)
-        yield from _sift(some, may, found, most)
-
-
-def _sift(items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int) -> Steps:
+    items: Iterable[T], may: Callable[[T], bool], found: list[T], most: int = sys.maxsize
+) -> Steps:
+    """Add the items that `may` is true for to `found`, up to `most`, one in each step."""
     ahead: deque[T] = deque()
     rest = iter(items)
     while len(found) < most:

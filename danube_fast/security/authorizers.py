@@ -10,9 +10,6 @@ only take rights away, so that a fault of its rules gives none. One that cannot 
 It is asked in threads of the coordinator and of the workers, when handles open and when rights have changed, never for a
 message. If its rules change while the broker runs, its attribute `version`, a number, changes: then all that is open is
 looked at again. That is read in a thread, too.
-
-One that has a method `authorize_all` is asked about all names of a list by one question, so that the time of the answer does
-not tell how many names it hides, or whether one of a pattern is there.
 """
 
 from __future__ import annotations
@@ -20,21 +17,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
-from inspect import getattr_static, iscoroutinefunction
+from inspect import getattr_static
 from itertools import takewhile
 from typing import NamedTuple, cast
 
 from danube_fast.clock import SECOND_NS, Clock
-from danube_fast.errors import (
-    DanubeError,
-    FailedPrecondition,
-    InvalidArgument,
-    PermissionDenied,
-    Unavailable,
-)
+from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
 from danube_fast.security.authorization import Authorizer, Permission
 from danube_fast.security.entry_points import EntryPointGroup, FaultLog, said
 from danube_fast.security.question_threads import (
@@ -69,11 +60,7 @@ WAITING_MAX = 4096
 """What waits for one answer."""
 QUESTION_NS = 30 * SECOND_NS
 """How long a question stands, however often the rules change meanwhile."""
-NAMES_OF_A_QUESTION = 1024
-"""Names of a list that count as one question."""
 ANSWERS_MAX = 16_384
-LISTS_MAX = 64
-"""Answers about lists that are kept."""
 ANSWER_NS = 5 * SECOND_NS
 """How long an answer counts: a command needs several, and passes over what is open follow each other."""
 FAULT_NS = SECOND_NS
@@ -90,24 +77,7 @@ _OF_ADMINISTRATORS = Permission.MANAGE_CLUSTER, Permission.MANAGE_BROKER
 class _Key(NamedTuple):
     principal: str
     permission: Permission
-    resource: str | tuple[str, ...]
-    """One, or those that a list would name."""
-    number: int = 0
-    """Of a list: its own, so that each is asked about, whatever was asked before."""
-
-    @property
-    def what(self) -> str:
-        """The question, for texts: what a list would name is no one's to know."""
-        if isinstance(self.resource, str):
-            return f"{self.principal} may {self.permission} {self.resource}"
-        return f"{self.principal} may {self.permission} what a list would name"
-
-    @property
-    def weight(self) -> int:
-        """How many questions it counts as."""
-        return (
-            1 if isinstance(self.resource, str) else 1 + len(self.resource) // NAMES_OF_A_QUESTION
-        )
+    resource: str
 
     @property
     def is_of_administrator(self) -> bool:
@@ -123,13 +93,6 @@ class _Key(NamedTuple):
 class _Answer(NamedTuple):
     error: DanubeError | None
     until_ns: int
-    found: tuple[bool, ...] = ()
-    """Of a list: which of its names are permitted."""
-
-    def check(self) -> None:
-        """Raise its error, if it is one."""
-        if self.error is not None:
-            raise type(self.error)(*self.error.args)
 
 
 class _Question:
@@ -163,7 +126,6 @@ class AskedAuthorizer:
         self._lock = threading.RLock()
         """Over the tables."""
         self._answers: dict[_Key, _Answer] = {}
-        self._lists: dict[_Key, _Answer] = {}
         self._questions: dict[_Key, _Question] = {}
         """In the order of their deadlines."""
         self._of_one: Counter[str] = Counter()
@@ -185,30 +147,13 @@ class AskedAuthorizer:
     ) -> None:
         """Return if it permits that. Raises PermissionDenied, Unavailable; Undecided while it is asked. `is_first`: before
         what others want to know of the principal, however much that is."""
-        self._answer_to(_Key(str(principal), permission, resource), is_first).check()
-
-    @property
-    def answers_lists(self) -> bool:
-        """Whether it has a method `authorize_all`."""
-        return callable(getattr_static(self._inner, "authorize_all", None))
-
-    def authorize_all(
-        self, principal: str, permission: Permission, resources: tuple[str, ...], number: int
-    ) -> tuple[bool, ...]:
-        """Which of the resources it permits, by one question with that number. Raises Unavailable; Undecided while it is
-        asked."""
-        answer = self._answer_to(_Key(str(principal), permission, resources, number))
-        if isinstance(answer.error, PermissionDenied):
-            return (False,) * len(resources)
-        answer.check()
-        return answer.found
-
-    def _answer_to(self, key: _Key, is_first: bool = False) -> _Answer:
-        """Return what is known. Raises Unavailable; Undecided while it is asked."""
+        key = _Key(str(principal), permission, resource)
         with self._lock:
-            known = self._kept(key).get(key)
+            known = self._answers.get(key)
             if known is not None and self._clock.monotonic_ns() < known.until_ns:
-                return known
+                if known.error is not None:
+                    raise type(known.error)(*known.error.args)
+                return
             question = self._questions.get(key)
             if question is None:
                 question = self._ask(key, is_first)
@@ -217,7 +162,7 @@ class AskedAuthorizer:
             if not is_first and question.waiting and len(question.waiting) >= WAITING_MAX:
                 raise self._too_many()
         raise Undecided(
-            f"the authorizer {self._name} is being asked whether {key.what}; try again",
+            f"the authorizer {self._name} is being asked whether {principal} may {permission} {resource}; try again",
             partial(self._wait, question),
         )
 
@@ -253,13 +198,9 @@ class AskedAuthorizer:
                 raise self._too_many()
         question = _Question(self._clock.monotonic_ns(), is_first)
         self._questions[key] = question
-        self._of_one[key.principal] += key.weight
+        self._of_one[key.principal] += 1
         self._send(key, question)
         return question
-
-    def _kept(self, key: _Key) -> dict[_Key, _Answer]:
-        """Return the answers of its kind."""
-        return self._answers if isinstance(key.resource, str) else self._lists
 
     def _too_many(self) -> Unavailable:
         return Unavailable(
@@ -312,7 +253,7 @@ class AskedAuthorizer:
             return  # it was asked again since, by other rules
         error = answer.result().error
         if error is None:
-            self._end(key, question, None, ANSWER_NS, answer.result().found)
+            self._end(key, question, None, ANSWER_NS)
         elif isinstance(error, PermissionDenied):
             self._end(key, question, PermissionDenied(said(error)), ANSWER_NS)
         else:
@@ -329,27 +270,25 @@ class AskedAuthorizer:
         )
         if question.answer is not None:
             question.answer.cancel()
+        may = f"{key.principal} may {key.permission} {key.resource}"
         advice = "try again, or see" if kind is Unavailable else "see"
-        text = f"the authorizer {self._name} could not decide whether {key.what}: it {what}; {advice} the broker's log"
+        text = f"the authorizer {self._name} could not decide whether {may}: it {what}; {advice} the broker's log"
         self._end(key, question, kind(text), FAULT_NS)
 
-    def _end(
-        self, key: _Key, question: _Question, error: DanubeError | None, ns: int, found: tuple[bool, ...] = ()
-    ) -> None:  # fmt: skip
+    def _end(self, key: _Key, question: _Question, error: DanubeError | None, ns: int) -> None:
         """Keep an answer for a while, and begin again what waits for it."""
         with self._lock:
             waiting, question.waiting = question.waiting, None
             if waiting is None:
                 return
             del self._questions[key]
-            self._of_one[key.principal] -= key.weight
+            self._of_one[key.principal] -= 1
             if not self._of_one[key.principal]:
                 del self._of_one[key.principal]
-            kept = self._kept(key)
-            kept.pop(key, None)
-            kept[key] = _Answer(error, self._clock.monotonic_ns() + ns, found)
-            if len(kept) > (ANSWERS_MAX if kept is self._answers else LISTS_MAX):
-                del kept[next(iter(kept))]
+            self._answers.pop(key, None)
+            self._answers[key] = _Answer(error, self._clock.monotonic_ns() + ns)
+            if len(self._answers) > ANSWERS_MAX:
+                del self._answers[next(iter(self._answers))]
         for step in waiting:
             try:
                 step()
@@ -390,7 +329,6 @@ class AskedAuthorizer:
         now_ns = self._clock.monotonic_ns()
         with self._lock:
             self._answers.clear()
-            self._lists.clear()
             for key, question in list(self._questions.items()):
                 before, question.answer = question.answer, None
                 if before is not None:
@@ -414,25 +352,12 @@ def load_authorizer(text: str, clock: Clock, start_timeout_ms: int) -> AskedAuth
     Unavailable if that takes too long."""
     if not text:
         return None
-    name, inner = text.partition(":")[0], _GROUP.load(text, start_timeout_ms)
-    if iscoroutinefunction(getattr(inner, "authorize_all", None)):
-        raise InvalidArgument(
-            f"authorize_all of the authorizer {name} is a coroutine function, which no thread can await; write it without async"
-        )
-    return AskedAuthorizer(name, inner, clock)
+    return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text, start_timeout_ms), clock)
 
 
-def _ask(inner: Authorizer, key: _Key) -> tuple[bool, ...]:
-    """Ask for a right; one that returns something, False perhaps, has not permitted. Of a list it returns a bool for each.
-    Raises what the authorizer raises."""
-    how = "authorize" if isinstance(key.resource, str) else "authorize_all"
-    found: object = cast("Callable[..., object]", getattr(inner, how))(*key[:3])
-    if isinstance(key.resource, str):
-        if found is not None:
-            # without the value, whose text a foreign package makes
-            raise TypeError(f"it has returned {type(found).__name__}; it raises or returns None")
-        return ()
-    permitted = tuple(cast("Iterable[object]", found))
-    if len(permitted) != len(key.resource) or not all(isinstance(each, bool) for each in permitted):
-        raise TypeError(f"authorize_all has not returned a bool for each of {len(key.resource)}")
-    return cast("tuple[bool, ...]", permitted)
+def _ask(inner: Authorizer, key: _Key) -> None:
+    """Ask for a right; one that returns something, False perhaps, has not permitted. Raises what the authorizer raises."""
+    found: object = cast("Callable[..., object]", inner.authorize)(*key)
+    if found is not None:
+        # without the value, whose text a foreign package makes
+        raise TypeError(f"it has returned {type(found).__name__}; it raises or returns None")

@@ -61,20 +61,6 @@ class Live(Rules):
         pass
 
 
-class AtOnce(Live):
-    """Is asked about all names of a list by one question."""
-
-    def authorize_all(self, principal, permission, resources):
-        self._look()
-        with open(self.path + ".asked", "a") as log:
-            print(os.getpid(), principal, permission, "of", len(resources), file=log)
-        rules = [tuple(words) for words in self.lines]
-        return [
-            not any((principal, permission) == rule[:2] and each.startswith(rule[2]) for rule in rules)
-            for each in resources
-        ]
-
-
 def broken(argument):
     raise OSError("no rules")
 
@@ -115,7 +101,6 @@ class Bad:
 _ENTRY_POINTS = """[danube_fast.authorizers]
 rules = house_rules:Rules
 live = house_rules:Live
-atonce = house_rules:AtOnce
 bad = house_rules:Bad
 broken = house_rules:broken
 later = house_rules:Later

@@ -174,7 +174,7 @@ def test_a_list_that_waits_longer_than_answers_count_ends(gate: Gate) -> None:
     when_decided(step, ends.append)
     for name in names:
         gate.open(f"{TOPIC}#{name}")
-        loop.until("an answer", lambda name=name: name in str(visibility._asker.known) or ends)
+        loop.until("an answer", lambda name=name: name in str(visibility._known) or ends)
         clock.moved_ns += SECOND_NS // 5
     loop.until("the list", lambda: ends)
     assert ends == [names[1::2]]
@@ -199,3 +199,20 @@ def test_a_command_waits_for_rights_as_long_as_its_session_and_its_time_last() -
     session.closed = True
     with pytest.raises(Unavailable, match="the session has ended"):
         permitted(*question)
+
+
+def test_no_fault_of_a_list_names_what_it_would_name(gate: Gate) -> None:
+    gate.raises = OSError("the network is down")
+    gate.open()
+    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
+    context: Any = SimpleNamespace(topics=None, security=SimpleNamespace(is_enforced=True))
+    visibility = Visibility(context, Asker("pia", loop.access.authorize))
+    ends: list[Any] = []
+
+    def step() -> None:
+        ends.append(allowed(["/secret/plans"], visibility.shows_topic))
+
+    when_decided(step, ends.append)
+    loop.until("the end", lambda: ends)
+    assert type(ends[0]) is Unavailable and "secret" not in str(ends[0])
+    assert "may lookup what the list would name" in str(ends[0])

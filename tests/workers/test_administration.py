@@ -251,7 +251,7 @@ class ListRig:
         self.answers = 0
         self.replies: list[Any] = []
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns, wall_ns=lambda: 1)
-        outer: Any = SimpleNamespace(authorize=self._outer, version=1, answers_lists=False)
+        outer: Any = SimpleNamespace(authorize=self._outer, version=1)
         self.outer, self.access = outer, Access(clock, outer)
         self.access.is_loaded = True
         for user in ("ann", "bob"):

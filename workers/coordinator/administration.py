@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,12 +30,11 @@ from danube_fast.security.audit import (
     shown_text,
 )
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import REPLY_TOPICS
+from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
 from danube_fast.workers.coordinator.unfinished_lists import UnfinishedLists
-from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.denials import Denial
 
 __all__ = ["READS", "RIGHTS_NS", "SHOWN_ARGUMENTS", "Administration", "record_of", "while_it_lasts"]
@@ -65,8 +64,6 @@ DENIED_ARGUMENTS_BYTES_MAX = 600
 RIGHTS_NS = 24 * SECOND_NS
 """How long one command may wait for answers about rights, of which a list needs many: with the last of them, of 5 s at
 most, clients hear of it, who wait for 30 s."""
-P = ParamSpec("P")
-R = TypeVar("R")
 Reply = Callable[[int, protocol.ServerCommand], None]
 
 
@@ -94,7 +91,6 @@ class Administration:
         changes that are recorded."""
         self._context, self._authorizer, self._audit = context, authorizer, audit
         self._rates = rates
-        self._lists = authorizer.lists if isinstance(authorizer, Access) else None
         self._unfinished = UnfinishedLists(authorizer, context.clock)
         self._reply = reply
 
@@ -162,10 +158,7 @@ class Administration:
         on_end: Callable[[Any, DanubeError | None], None],
     ) -> None:  # fmt: skip
         """Run an operation, if the session's principal may. Raises Undecided."""
-        clock, lists = self._context.clock, self._lists
-        authorize = while_it_lasts(session, clock, self._authorizer.authorize)
-        if lists is not None:
-            lists = lists._replace(permits_all=while_it_lasts(session, clock, lists.permits_all))
+        authorize = while_it_lasts(session, self._context.clock, self._authorizer.authorize)
         known = self._unfinished.begin(session)
 
         def ended(value: Any, error: DanubeError | None) -> None:
@@ -174,7 +167,7 @@ class Administration:
 
         answer, asked = admin.Answer(ended), command.arguments
         who, operation = session.principal, command.operation
-        admin.run(self._context, authorize, who, operation, asked, answer, known.names, lists)
+        admin.run(self._context, authorize, who, operation, asked, answer, known.names)
 
     def _is_of_reply(self, session: Session, operation: str, resource: str) -> bool:
         """Whether a client makes or deletes a reply topic, or changes its own: any client may, as often as it likes, and
@@ -200,16 +193,18 @@ class Administration:
         )  # fmt: skip
 
 
-def while_it_lasts(session: Session, clock: Clock, ask: Callable[P, R]) -> Callable[P, R]:
-    """Return `ask`, a question about rights, for one command: it is Unavailable once the session has ended, or once answers
-    have been waited for too long, of which a list may need many."""
+def while_it_lasts(
+    session: Session, clock: Clock, authorize: Callable[[str, Permission, str], None]
+) -> Callable[[str, Permission, str], None]:
+    """Return an `authorize` for one command, which is Unavailable once the session has ended, or once answers have been
+    waited for too long: a list needs many."""
     until_ns = clock.monotonic_ns() + RIGHTS_NS
 
-    def asked(*question: P.args, **how: P.kwargs) -> R:
+    def asked(principal: str, permission: Permission, resource: str) -> None:
         if session.closed:
             raise Unavailable("the session has ended")
         try:
-            return ask(*question, **how)
+            authorize(principal, permission, resource)
         except Undecided:
             if clock.monotonic_ns() < until_ns:
                 raise

@@ -9,23 +9,21 @@ there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from danube_fast.broker.admin.registry import Asker
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import REPLY_TOPICS, ListRights, TopicPattern
-from danube_fast.undecided import Steps, allowed, sift, when_decided
+from danube_fast.types import REPLY_TOPICS, Permission, TopicPattern
+from danube_fast.undecided import Steps, allowed, sift, unnamed, when_decided
 from danube_fast.workers.coordinator.connections import Connections
-from danube_fast.workers.process.access import Access
 from danube_fast.workers.process.mailbox import NEVER_NS
 
 __all__ = ["Watches"]
@@ -37,33 +35,40 @@ PATTERNS_MAX = 256
 class _Watch:
     """A WATCH that waits."""
 
-    __slots__ = ("authorizer", "command", "deadline_ns", "lists", "patterns", "principal")
+    __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
 
     def __init__(
-        self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer, lists: ListRights | None,
-    ) -> None:  # fmt: skip
+        self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer
+    ) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
-        self.principal, self.command = principal, command
-        self.authorizer, self.lists = authorizer, lists
+        self.principal, self.authorizer, self.command = principal, authorizer, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
 
+    def may_see(self, topic: str) -> bool:
+        """Whether the client may look that topic up. The name of a reply topic is a secret. Raises Unavailable, Undecided."""
+        if topic.startswith(REPLY_TOPICS):
+            return False
+        try:
+            with unnamed(topic):
+                self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
+        except PermissionDenied:
+            return False
+        return True
+
     def concerns(self, change: tuple[Change, str]) -> bool:
-        """Whether the client is to hear of a change, if it may look the topic up."""
+        """Whether the client is told of a change. Raises Unavailable, Undecided."""
         kind, topic = change
-        is_named = kind is Change.GROWN and not topic.startswith(REPLY_TOPICS)
-        return is_named or self.matches(topic)
+        return (kind is Change.GROWN or self.matches(topic)) and self.may_see(topic)
+
+    def shows(self, record: TopicRecord) -> bool:
+        """Whether the client is told of a topic. Raises Unavailable, Undecided."""
+        return self.matches(record.topic) and self.may_see(record.topic)
 
     def matches(self, topic: str) -> bool:
-        """Whether one of the patterns matches. The name of a reply topic is a secret."""
-        return not topic.startswith(REPLY_TOPICS) and any(
-            pattern.matches(topic) for pattern in self.patterns
-        )
-
-    def asker(self) -> Asker:
-        """Return who asks, about whom nothing is known yet: what it was told before may have changed."""
-        return Asker(self.principal, self.authorizer.authorize, lists=self.lists)
+        """Whether one of the patterns matches."""
+        return any(pattern.matches(topic) for pattern in self.patterns)
 
 
 class Watches:
@@ -77,7 +82,6 @@ class Watches:
         self._in_slices = in_slices
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
-        self._lists = authorizer.lists if isinstance(authorizer, Access) else None
         self._parked: dict[int, _Watch] = {}
         self._seen = topics.changes.count
         self._next_ns = NEVER_NS
@@ -86,9 +90,9 @@ class Watches:
     def _watch(self, session: Session, command: protocol.Watch) -> None:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
         deadline_ns = self._clock.monotonic_ns() + wait_ns
-        watch = _Watch(session.principal, command, deadline_ns, self._authorizer, self._lists)
+        watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
         self._replace(session.number)
-        self._begin_look(session.number, watch)
+        self._look(session.number, watch)
 
     def do_work(self, now_ns: int) -> int:
         """Answer watches with changes, and those whose time is up; how many were looked at."""
@@ -98,19 +102,14 @@ class Watches:
         self._seen, self._next_ns = count, NEVER_NS
         parked, self._parked = self._parked, {}
         for number, watch in parked.items():
-            self._begin_look(number, watch)
+            when_decided(partial(self._look, number, watch), partial(self._fail, number, watch))
         return len(parked)
 
-    def _begin_look(self, number: int, watch: _Watch) -> None:
-        """Look now, or go on when rights are known."""
-        asker = watch.asker()
-        when_decided(partial(self._look, number, watch, asker), partial(self._fail, number, watch))
-
-    def _look(self, number: int, watch: _Watch, asker: Asker) -> None:
+    def _look(self, number: int, watch: _Watch) -> None:
         """Answer a watch if there is news, or its time is up; park it otherwise. Raises Undecided."""
         if self._connections.sessions.by_number(number) is None:
             return
-        news, now_ns = self._news(watch, asker), self._clock.monotonic_ns()
+        news, now_ns = self._news(watch), self._clock.monotonic_ns()
         if news is None or news or watch.deadline_ns <= now_ns:
             self._answer(number, watch, news)
             return
@@ -128,14 +127,12 @@ class Watches:
         """When `do_work` must run again at the latest."""
         return self._next_ns
 
-    def _news(self, watch: _Watch, asker: Asker) -> list[tuple[Change, str]] | None:
+    def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
         """Find the changes that concern a watch; None if its cursor is too old to tell."""
         changes = self._topics.changes.since(watch.command.cursor)
         if not changes:
             return changes
-        concerned = [change for change in changes if watch.concerns(change)]
-        asker.learn(topic for _, topic in concerned)
-        return allowed(concerned, lambda change: asker.may_see(change[1]))
+        return allowed(changes, watch.concerns)
 
     def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
         cursor = self._topics.changes.cursor
@@ -154,20 +151,15 @@ class Watches:
     def _list(self, number: int, watch: _Watch, cursor: str) -> Steps:
         """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. Patterns
         are asked about first, as names: those that are no topics, too, so that the time does not tell them from hidden ones."""
-        asker, names = watch.asker(), [each.text for each in watch.patterns]
-        names = [name for name in dict.fromkeys(names) if not name.startswith(REPLY_TOPICS)]
-        learn = asker.learns(lambda texts: texts)
-        yield from sift(names, asker.may_see, [], learn=learn)
+        names = dict.fromkeys(each.text for each in watch.patterns)
+        seen: list[str] = []
+        yield from sift(names, watch.may_see, seen)
 
         def shows(record: TopicRecord) -> bool:
-            return watch.matches(record.topic) and asker.may_see(record.topic)
-
-        def matching(records: list[TopicRecord]) -> Iterator[str]:
-            return (record.topic for record in records if watch.matches(record.topic))
+            return record.topic in seen if record.topic in names else watch.shows(record)
 
         found: list[TopicRecord] = []
-        records = self._topics.by_name.behind("")
-        yield from sift(records, shows, found, learn=asker.learns(matching))
+        yield from sift(self._topics.by_name.behind(""), shows, found)
         topics = [record.topic for record in found]
         self._reply(number, watch, {"cursor": cursor, "topics": topics})
 

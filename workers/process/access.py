@@ -19,7 +19,7 @@ from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.changed_rights import Changes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
-from danube_fast.types import CLUSTER, REPLY_TOPICS, ListRights, Permission
+from danube_fast.types import CLUSTER, REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
 from danube_fast.workers.process.commands import OWN_SESSION
 
@@ -193,29 +193,6 @@ class Access:
         except (PermissionDenied, Unavailable):
             return False
         return True
-
-    @property
-    def lists(self) -> ListRights | None:
-        """Rights on many names, where the authorizer of another package answers about all of them at once."""
-        if self._outer is None or not self._outer.answers_lists:
-            return None
-        return ListRights(self._allows, self._permits_all)
-
-    def _allows(self, principal: str, permission: Permission, resource: str) -> bool:
-        try:
-            self.check(principal, permission, resource, outer=False)
-        except PermissionDenied:
-            return False
-        return True
-
-    def _permits_all(
-        self, principal: str, permission: Permission, resources: tuple[str, ...], number: int
-    ) -> tuple[bool, ...]:
-        self._check_fresh()
-        if self._outer is None or principal == BOOTSTRAP:
-            return (True,) * len(resources)
-        # asked about in any case, so that it is one question also if there is none of them
-        return self._outer.authorize_all(principal, permission, (CLUSTER, *resources), number)[1:]
 
     @property
     def has_outer(self) -> bool:

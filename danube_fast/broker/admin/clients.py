@@ -43,9 +43,6 @@ def list_clients(
             when_decided(lambda: shown(page), answer.fail)
 
         def shown(page: ClientPage) -> None:
-            producers = [each.topic for row in page.clients for each in row.producers]
-            consumers = [each.topic for row in page.clients for each in row.consumers]
-            visibility.learn_topics(producers + consumers)
             for row in page.clients:
                 row.process = context.processes.name(process)
                 visibility.hide(row)

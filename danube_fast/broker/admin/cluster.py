@@ -44,8 +44,7 @@ def list_namespaces(context: AdminContext, answer: Answer) -> None:
 
     def steps() -> Steps:
         found: list[str] = []
-        learn = visibility.learns_namespaces()
-        yield from sift(names, visibility.shows_namespace, found, learn=learn)
+        yield from sift(names, visibility.shows_namespace, found)
         count = context.topics.by_name.count
         answer.done([{"namespace": name, "topics": count(name)} for name in found])
 

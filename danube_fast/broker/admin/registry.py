@@ -7,10 +7,9 @@ The operations themselves are in `topics`, `subscriptions`, `policies` and so on
 from __future__ import annotations
 
 import inspect
-import itertools
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,15 +19,9 @@ from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
 from danube_fast.checks import in_our_words
 from danube_fast.clock import Clock
-from danube_fast.errors import (
-    DanubeError,
-    InvalidArgument,
-    NotFound,
-    PermissionDenied,
-    Unavailable,
-)
+from danube_fast.errors import DanubeError, InvalidArgument, NotFound, PermissionDenied
 from danube_fast.roles import Owner, Processes
-from danube_fast.types import CLUSTER, ListRights, Permission
+from danube_fast.types import CLUSTER, Permission
 from danube_fast.undecided import Steps, Undecided
 
 __all__ = [
@@ -44,26 +37,20 @@ __all__ = [
     "run",
 ]
 
-T = TypeVar("T")
-_numbers = itertools.count()
-
 
 class Asker:
     """Principal that asks for an operation."""
 
     def __init__(
         self, principal: str = "", authorize: Callable[[str, Permission, str], None] | None = None,
-        known: dict[str, bool] | None = None, lists: ListRights | None = None,
+        known: dict[str, bool] | None = None,
     ) -> None:  # fmt: skip
-        """`authorize`: as in `run`; None: the broker itself asks, which may do everything. `known`: as the field. `lists`:
-        where many names can be asked about at once."""
+        """`authorize`: as in `run`; None: the broker itself asks, which may do everything. `known`: as the field."""
         self.known = {} if known is None else known
         """Whether it may look resources up, of those that a list has asked about."""
         self.principal = str(principal)
         """Its name, for records and messages."""
-        self._identity, self._authorize, self._lists = principal, authorize, lists
-        self._asking: dict[tuple[str, ...], int] = {}
-        """Names that are being asked about at once: the number of that question."""
+        self._identity, self._authorize = principal, authorize
 
     def may(self, permission: Permission, resource: str) -> bool:
         """Whether the principal has that permission there. Raises Unavailable while that is not known."""
@@ -73,56 +60,6 @@ class Asker:
             except PermissionDenied:
                 return False
         return True
-
-    def may_see(self, resource: str) -> bool:
-        """Whether the principal may look a name up, which is asked once. Raises Unavailable while that is not known."""
-        known = self.known.get(resource)
-        if known is None:
-            try:
-                known = self.known[resource] = self.may(Permission.LOOKUP, resource)
-            except Undecided:
-                raise
-            except Unavailable as error:  # perhaps it is to hear of no such name
-                raise Unavailable(str(error).replace(resource, "a name of the list")) from None
-        return known
-
-    def learns(
-        self, resources_of: Callable[[list[T]], Iterable[str]]
-    ) -> Callable[[list[T]], Steps] | None:
-        """Return what `sift` asks about many items by, whose names are `resources_of`; None: about one after the other."""
-        if self._lists is None:
-            return None
-        return lambda items: self._learn_steps(resources_of(items))
-
-    def learn(self, resources: Iterable[str]) -> None:
-        """Find out which of these may be looked up, by one question where there is one. Raises Unavailable, Undecided."""
-        for step in self._learn_steps(resources):
-            if step is not None:
-                raise step
-
-    def _learn_steps(self, resources: Iterable[str]) -> Steps:
-        if self._lists is None:
-            return
-        asked: dict[str, None] = {}
-        for resource in resources:
-            if resource in self.known:
-                continue
-            if self._lists.allows(self._identity, Permission.LOOKUP, resource):
-                asked[resource] = None
-            else:
-                self.known[resource] = False
-            yield None
-        names = tuple(asked)
-        number = self._asking.setdefault(names, next(_numbers))
-        while True:
-            try:
-                found = self._lists.permits_all(self._identity, Permission.LOOKUP, names, number)
-            except Undecided as undecided:
-                yield undecided
-            else:
-                del self._asking[names]
-                self.known.update(zip(names, found, strict=True))
-                return
 
 
 class Answer:
@@ -399,13 +336,12 @@ def run(
     arguments: dict[str, Any],
     answer: Answer,
     known: dict[str, bool] | None = None,
-    lists: ListRights | None = None,
 ) -> None:
-    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided. `known`, `lists`: as
-    of Asker."""
+    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided. `known`: as of
+    Asker."""
     try:
         operation, values = check(authorize, principal, name, arguments)
-        answer.asker = Asker(principal, authorize, known, lists)
+        answer.asker = Asker(principal, authorize, known)
         operation.function(context, answer, **values)
     except Undecided:
         raise

@@ -44,7 +44,6 @@ def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> 
     visibility = Visibility(context, answer.asker)
 
     def found(subs: list[SubscriptionTotals]) -> None:
-        visibility.learn_subscriptions(topic, [sub.subscription for sub in subs])
         answer.done(
             allowed(subs, lambda sub: visibility.shows_subscription(topic, sub.subscription))
         )

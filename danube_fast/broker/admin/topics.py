@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -100,22 +99,13 @@ def list_topics(
     visibility = Visibility(context, answer.asker)
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
 
-    def is_asked_for(record: TopicRecord) -> bool:
-        return not pattern or fnmatch.fnmatchcase(record.topic, pattern)
-
     def is_listed(record: TopicRecord) -> bool:
-        return is_asked_for(record) and visibility.shows_topic(record.topic)
-
-    def asked_for(records: list[TopicRecord]) -> Iterator[str]:
-        return (record.topic for record in records if is_asked_for(record))
+        is_asked_for = not pattern or fnmatch.fnmatchcase(record.topic, pattern)
+        return is_asked_for and visibility.shows_topic(record.topic)
 
     def steps() -> Steps:
         found: list[TopicRecord] = []
-        records, learn = (
-            context.topics.by_name.behind(after, namespace),
-            visibility.learns_topics(asked_for),
-        )
-        yield from sift(records, is_listed, found, count, learn)
+        yield from sift(context.topics.by_name.behind(after, namespace), is_listed, found, count)
         answer.done([TopicSummary.of(record) for record in found])
 
     answer_in_slices(context, answer, steps)
@@ -160,8 +150,6 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
         when_decided(lambda: shown([entry for value in values for entry in value]), answer.fail)
 
     def shown(entries: list[Any]) -> None:
-        names = [sub.subscription for entry in entries for sub in entry.subscriptions]
-        visibility.learn_subscriptions(topic, names)
         stats = {entry.partition_id: entry for entry in entries}
         for entry in entries:
             entry.subscriptions = allowed(
