@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from danube_fast.clock import SystemClock
+from danube_fast.clock import MILLISECOND_NS, SystemClock
 from danube_fast.errors import InvalidArgument, PermissionDenied
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.types import Permission
 from danube_fast.undecided import Steps, Undecided
-from danube_fast.workers.coordinator.watches import Watches
+from danube_fast.workers.coordinator.watches import ENDS_MIN, Watches
+from danube_fast.workers.process.mailbox import NEVER_NS
 from tests.workers.broker import Broker, Client
 
 WAIT_MS = 60_000
@@ -156,3 +157,67 @@ def test_a_name_that_is_hidden_is_waited_for_as_one_that_is_missing() -> None:
     there, missing = rounds_of(HIDDEN, SEEN), rounds_of(SEEN)
     assert there == missing == (there[0], [SEEN])
     assert there[0] > 0
+
+
+class Crowd:
+    """Watches of many sessions, over a clock that is put forward."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.looks = 0
+        self.replies: list[tuple[int, int]] = []
+        self._handlers: dict[type, Any] = {}
+        self.changes = SimpleNamespace(count=0, cursor="c", since=self._since)
+        directory: Any = SimpleNamespace(changes=self.changes)
+        connections: Any = SimpleNamespace(
+            commands=SimpleNamespace(handlers=self._handlers),
+            sessions=SimpleNamespace(by_number=lambda number: number),
+            reply=lambda number, reply: self.replies.append((self.now_ns, number)),
+        )
+        clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        authorizer: Any = None
+        self.watches = Watches(directory, connections, authorizer, clock, lambda steps: None)
+
+    def _since(self, cursor: str) -> list[Any]:
+        self.looks += 1
+        return []
+
+    def watch(self, number: int, wait_ms: int) -> None:
+        session = Session(number, b"token", b"\0one", "raw", "pia")
+        self._handlers[protocol.Watch](session, protocol.Watch(1, "c", ["/a/*"], wait_ms))
+
+    def run(self) -> None:
+        while (due := self.watches.next_deadline_ns()) != NEVER_NS:
+            self.now_ns = max(self.now_ns, due)
+            self.watches.do_work(self.now_ns)
+
+
+def test_the_end_of_one_watch_is_no_look_at_the_others() -> None:
+    crowd = Crowd()
+    for number in range(1000):
+        crowd.watch(number, 1 + number % 500)
+    crowd.looks = 0
+    crowd.run()
+    expected = sorted(((1 + number % 500) * MILLISECOND_NS, number) for number in range(1000))
+    assert sorted(crowd.replies) == expected
+    assert crowd.looks == 1000
+
+
+def test_a_change_is_a_look_at_all_and_none_is_forgotten_behind_it() -> None:
+    crowd = Crowd()
+    for number in range(10):
+        crowd.watch(number, 100 + number)
+    crowd.looks, crowd.changes.count = 0, 1
+    assert crowd.watches.do_work(crowd.now_ns) == 10 == crowd.looks
+    crowd.run()
+    assert [number for _, number in crowd.replies] == [*range(10)]
+
+
+def test_watches_that_follow_each_other_leave_little_behind() -> None:
+    crowd = Crowd()
+    for _ in range(10_000):
+        crowd.watch(7, WAIT_MS)
+    assert len(crowd.replies) == 10_000 - 1
+    assert len(crowd.watches._ends) <= 2 + ENDS_MIN
+    crowd.run()
+    assert crowd.replies[-1] == (WAIT_MS * MILLISECOND_NS, 7)

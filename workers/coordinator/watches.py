@@ -9,6 +9,7 @@ there are any.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,6 +31,8 @@ __all__ = ["Watches"]
 
 WAIT_MS_MAX = 600_000
 PATTERNS_MAX = 256
+ENDS_MIN = 64
+"""So many ends of watches that are parked no more are kept at least."""
 
 
 class _Watch:
@@ -83,8 +86,9 @@ class Watches:
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
         self._parked: dict[int, _Watch] = {}
+        self._ends: list[tuple[int, int]] = []
+        """A heap of when watches are over, and of whose: of those that are parked, and of some that were."""
         self._seen = topics.changes.count
-        self._next_ns = NEVER_NS
         connections.commands.handlers[protocol.Watch] = self._watch
 
     def _watch(self, session: Session, command: protocol.Watch) -> None:
@@ -97,13 +101,26 @@ class Watches:
     def do_work(self, now_ns: int) -> int:
         """Answer watches with changes, and those whose time is up; how many were looked at."""
         count = self._topics.changes.count
-        if count == self._seen and now_ns < self._next_ns:
+        if count != self._seen:
+            self._seen = count
+            parked, self._parked, self._ends = self._parked, {}, []
+        elif now_ns >= self.next_deadline_ns():
+            parked = self._take_ended(now_ns)
+        else:
             return 0
-        self._seen, self._next_ns = count, NEVER_NS
-        parked, self._parked = self._parked, {}
         for number, watch in parked.items():
             when_decided(partial(self._look, number, watch), partial(self._fail, number, watch))
         return len(parked)
+
+    def _take_ended(self, now_ns: int) -> dict[int, _Watch]:
+        """Take the watches whose time is up from those that are parked."""
+        ended = {}
+        while self._ends and self._ends[0][0] <= now_ns:
+            _, number = heapq.heappop(self._ends)
+            watch = self._parked.get(number)
+            if watch is not None and watch.deadline_ns <= now_ns:
+                ended[number] = self._parked.pop(number)
+        return ended
 
     def _look(self, number: int, watch: _Watch) -> None:
         """Answer a watch if there is news, or its time is up; park it otherwise. Raises Undecided."""
@@ -115,7 +132,9 @@ class Watches:
             return
         self._replace(number)  # one that came while this one waited for an answer about a right
         self._parked[number] = watch
-        self._next_ns = min(self._next_ns, watch.deadline_ns)
+        heapq.heappush(self._ends, (watch.deadline_ns, number))
+        if len(self._ends) > 2 * len(self._parked) + ENDS_MIN:
+            self._ends = sorted((each.deadline_ns, of) for of, each in self._parked.items())
 
     def _replace(self, number: int) -> None:
         """Answer the watch of a session that is parked: another one takes its place."""
@@ -125,7 +144,7 @@ class Watches:
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest."""
-        return self._next_ns
+        return self._ends[0][0] if self._ends else NEVER_NS
 
     def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
         """Find the changes that concern a watch; None if its cursor is too old to tell."""
