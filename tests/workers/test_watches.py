@@ -316,3 +316,15 @@ def test_a_fault_fails_the_watch_that_is_there() -> None:
     assert [request for request, _ in slow.answers] == [1, 2]
     assert slow.answers[1][1].code == Unavailable.code
     assert not slow.watches._looking
+
+
+def test_a_bug_does_not_hold_up_the_next_watch() -> None:
+    slow = Slow()
+    slow.change("/a/0")
+    slow.fault = KeyError("a bug")  # type: ignore[assignment]
+    with pytest.raises(KeyError):
+        slow.ask(1, 0)
+    slow.fault = None
+    slow.ask(2, 0)
+    slow.let()
+    assert [request for request, _ in slow.answers] == [2]

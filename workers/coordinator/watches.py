@@ -140,7 +140,13 @@ class Watches:
         if self._connections.sessions.by_number(number) is None:
             del self._looking[number]
             return
-        news, cursor = self._news(watch)
+        try:
+            news, cursor = self._news(watch)
+        except DanubeError:
+            raise
+        except Exception:  # a bug: it is told once, and the next WATCH of the session begins anew
+            del self._looking[number]
+            raise
         del self._looking[number]
         if news is None or news or watch.deadline_ns <= self._clock.monotonic_ns():
             self._answer(number, watch, news, cursor)
