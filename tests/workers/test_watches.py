@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.topics.changes import Change
 from danube_fast.clock import MILLISECOND_NS, SystemClock
-from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied, Unavailable
+from danube_fast.errors import InvalidArgument, PermissionDenied
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.types import Permission
@@ -222,109 +221,3 @@ def test_watches_that_follow_each_other_leave_little_behind() -> None:
     assert len(crowd.watches._ends) <= 2 + ENDS_MIN
     crowd.run()
     assert crowd.replies[-1] == (WAIT_MS * MILLISECOND_NS, 7)
-
-
-class Slow(Crowd):
-    """An authorizer that answers when it is let, and changes that go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topics: list[str] = []
-        self.known: set[str] = set()
-        self.waiting: list[Any] = []
-        self.answers: list[tuple[int, Any]] = []
-        self.fault: DanubeError | None = None
-        self.watches._authorizer = SimpleNamespace(authorize=self._authorize)  # type: ignore[assignment]
-        self.watches._connections.reply = self._answered  # type: ignore[method-assign]
-
-    def _since(self, cursor: str) -> list[Any]:
-        self.looks += 1
-        return [(Change.CREATED, topic) for topic in self.topics[int(cursor) :]]
-
-    def change(self, topic: str) -> None:
-        self.topics.append(topic)
-        self.changes.count = len(self.topics)
-        self.changes.cursor = str(len(self.topics))
-
-    def _authorize(self, principal: str, permission: Permission, resource: str) -> None:
-        if self.fault is not None:
-            raise self.fault
-        if resource not in self.known:
-            raise Undecided(
-                f"{resource} is being asked about",
-                lambda step: self.waiting.append((resource, step)),
-            )
-
-    def let(self) -> None:
-        """Answer what is asked now."""
-        waiting, self.waiting = self.waiting, []
-        self.known.update(resource for resource, _ in waiting)
-        for _, step in waiting:
-            step()
-
-    def _answered(self, number: int, answer: Any) -> None:
-        self.answers.append((answer.request, getattr(answer, "value", answer)))
-
-    def ask(self, request: int, cursor: int, wait_ms: int = 0) -> None:
-        session = Session(7, b"token", b"\0one", "raw", "pia")
-        self._handlers[protocol.Watch](
-            session, protocol.Watch(request, str(cursor), ["/a/*"], wait_ms)
-        )
-
-
-def test_a_watch_ends_though_topics_change_without_an_end() -> None:
-    slow = Slow()
-    for number in range(100):
-        slow.change(f"/a/{number}")
-        if not number:
-            slow.ask(1, 0)
-        slow.let()
-        if slow.answers:
-            break
-    ((request, value),) = slow.answers
-    assert (request, value) == (1, {"cursor": "1", "changes": [["created", "/a/0"]]})
-    slow.answers.clear()
-    slow.ask(2, 1)
-    for _ in range(3):
-        slow.let()
-    ((_, value),) = slow.answers
-    assert value["changes"] == [
-        ["created", f"/a/{number}"] for number in range(1, len(slow.topics))
-    ]
-
-
-def test_a_session_has_one_watch_that_waits_for_rights() -> None:
-    slow = Slow()
-    slow.change("/a/0")
-    for request in range(1, 1001):
-        slow.ask(request, 0)
-    assert [request for request, _ in slow.answers] == [*range(1, 1000)]
-    assert all(value["changes"] == [] for _, value in slow.answers)
-    assert len(slow.waiting) == 1
-    slow.let()
-    assert slow.answers[999:] == [(1000, {"cursor": "1", "changes": [["created", "/a/0"]]})]
-    assert not slow.watches._looking
-
-
-def test_a_fault_fails_the_watch_that_is_there() -> None:
-    slow = Slow()
-    slow.change("/a/0")
-    slow.ask(1, 0)
-    slow.ask(2, 0)
-    slow.fault = Unavailable("the rules are gone")
-    slow.let()
-    assert [request for request, _ in slow.answers] == [1, 2]
-    assert slow.answers[1][1].code == Unavailable.code
-    assert not slow.watches._looking
-
-
-def test_a_bug_does_not_hold_up_the_next_watch() -> None:
-    slow = Slow()
-    slow.change("/a/0")
-    slow.fault = KeyError("a bug")  # type: ignore[assignment]
-    with pytest.raises(KeyError):
-        slow.ask(1, 0)
-    slow.fault = None
-    slow.ask(2, 0)
-    slow.let()
-    assert [request for request, _ in slow.answers] == [2]

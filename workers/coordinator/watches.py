@@ -38,7 +38,7 @@ ENDS_MIN = 64
 class _Watch:
     """A WATCH that waits."""
 
-    __slots__ = ("authorizer", "command", "deadline_ns", "found", "patterns", "principal")
+    __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
 
     def __init__(
         self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer
@@ -48,8 +48,6 @@ class _Watch:
         self.principal, self.authorizer, self.command = principal, authorizer, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
-        self.found: tuple[list[tuple[Change, str]], str] | None = None
-        """Changes that are being looked at, until rights on all of them are known, and the cursor behind them."""
 
     def may_see(self, topic: str) -> bool:
         """Whether the client may look that topic up. The name of a reply topic is a secret. Raises Unavailable, Undecided."""
@@ -88,8 +86,6 @@ class Watches:
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
         self._parked: dict[int, _Watch] = {}
-        self._looking: dict[int, _Watch] = {}
-        """Those whose changes are being looked at, one of a session."""
         self._ends: list[tuple[int, int]] = []
         """A heap of when watches are over, and of whose: of those that are parked, and of some that were."""
         self._seen = topics.changes.count
@@ -99,10 +95,8 @@ class Watches:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
         deadline_ns = self._clock.monotonic_ns() + wait_ns
         watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
-        if self._replace(session.number):
-            self._looking[session.number] = watch  # in turn, so that no session has many
-        else:
-            self._begin(session.number, watch)
+        self._replace(session.number)
+        self._look(session.number, watch)
 
     def do_work(self, now_ns: int) -> int:
         """Answer watches with changes, and those whose time is up; how many were looked at."""
@@ -115,7 +109,7 @@ class Watches:
         else:
             return 0
         for number, watch in parked.items():
-            self._begin(number, watch)
+            when_decided(partial(self._look, number, watch), partial(self._fail, number, watch))
         return len(parked)
 
     def _take_ended(self, now_ns: int) -> dict[int, _Watch]:
@@ -128,77 +122,39 @@ class Watches:
                 ended[number] = self._parked.pop(number)
         return ended
 
-    def _begin(self, number: int, watch: _Watch) -> None:
-        """Look at a watch now, or again when rights are known."""
-        self._looking[number] = watch
-        when_decided(partial(self._look, number, watch), partial(self._fail_look, number, watch))
-
     def _look(self, number: int, watch: _Watch) -> None:
         """Answer a watch if there is news, or its time is up; park it otherwise. Raises Undecided."""
-        if self._go_on_with_another(number, watch):
-            return
         if self._connections.sessions.by_number(number) is None:
-            del self._looking[number]
             return
-        try:
-            news, cursor = self._news(watch)
-        except DanubeError:
-            raise
-        except Exception:  # a bug: it is told once, and the next WATCH of the session begins anew
-            del self._looking[number]
-            raise
-        del self._looking[number]
-        if news is None or news or watch.deadline_ns <= self._clock.monotonic_ns():
-            self._answer(number, watch, news, cursor)
+        news, now_ns = self._news(watch), self._clock.monotonic_ns()
+        if news is None or news or watch.deadline_ns <= now_ns:
+            self._answer(number, watch, news)
             return
+        self._replace(number)  # one that came while this one waited for an answer about a right
         self._parked[number] = watch
         heapq.heappush(self._ends, (watch.deadline_ns, number))
         if len(self._ends) > 2 * len(self._parked) + ENDS_MIN:
             self._ends = sorted((each.deadline_ns, of) for of, each in self._parked.items())
 
-    def _go_on_with_another(self, number: int, watch: _Watch) -> bool:
-        """Whether another watch of the session has taken the place of this one, which was answered then."""
-        other = self._looking[number]
-        if other is not watch:
-            self._begin(number, other)
-        return other is not watch
-
-    def _fail_look(self, number: int, watch: _Watch, error: DanubeError) -> None:
-        if not self._go_on_with_another(number, watch):
-            del self._looking[number]
-            self._fail(number, watch, error)
-
-    def _replace(self, number: int) -> bool:
-        """Answer the watch of a session that another one takes the place of; whether it is being looked at."""
-        parked, looking = self._parked.pop(number, None), self._looking.get(number)
-        before = parked or looking
+    def _replace(self, number: int) -> None:
+        """Answer the watch of a session that is parked: another one takes its place."""
+        before = self._parked.pop(number, None)
         if before is not None:
-            self._answer(number, before, [], before.command.cursor)
-        return looking is not None
+            self._answer(number, before, [])
 
     def next_deadline_ns(self) -> int:
         """When `do_work` must run again at the latest."""
         return self._ends[0][0] if self._ends else NEVER_NS
 
-    def _news(self, watch: _Watch) -> tuple[list[tuple[Change, str]] | None, str]:
-        """Find the changes that concern a watch, None if its cursor is too old to tell; and the cursor behind them. What
-        changes while rights are asked for waits for the next look, or there would be no end. Raises Undecided."""
-        if watch.found is None:
-            changes, cursor = (
-                self._topics.changes.since(watch.command.cursor),
-                self._topics.changes.cursor,
-            )
-            if not changes:
-                return changes, cursor
-            watch.found = changes, cursor
-        changes, cursor = watch.found
-        news = allowed(changes, watch.concerns)
-        watch.found = None
-        return news, cursor
+    def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
+        """Find the changes that concern a watch; None if its cursor is too old to tell."""
+        changes = self._topics.changes.since(watch.command.cursor)
+        if not changes:
+            return changes
+        return allowed(changes, watch.concerns)
 
-    def _answer(
-        self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None, cursor: str
-    ) -> None:
+    def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
+        cursor = self._topics.changes.cursor
         if news is None:
             self._in_slices(self._list_or_fail(number, watch, cursor))
             return
