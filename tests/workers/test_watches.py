@@ -159,10 +159,25 @@ def test_a_name_that_is_hidden_is_waited_for_as_one_that_is_missing() -> None:
     assert there[0] > 0
 
 
+class Sessions:
+    """Those that have not ended, of all numbers."""
+
+    def __init__(self) -> None:
+        self.ended: set[int] = set()
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def by_number(self, number: int) -> Any:
+        return None if number in self.ended else self
+
+
 class Crowd:
     """Watches of many sessions, over a clock that is put forward."""
 
     def __init__(self) -> None:
+        self.sessions = Sessions()
         self.now_ns = 0
         self.looks = 0
         self.replies: list[tuple[int, int]] = []
@@ -171,7 +186,7 @@ class Crowd:
         directory: Any = SimpleNamespace(changes=self.changes)
         connections: Any = SimpleNamespace(
             commands=SimpleNamespace(handlers=self._handlers),
-            sessions=SimpleNamespace(by_number=lambda number: number),
+            sessions=self.sessions,
             reply=lambda number, reply: self.replies.append((self.now_ns, number)),
         )
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
@@ -183,6 +198,7 @@ class Crowd:
         return []
 
     def watch(self, number: int, wait_ms: int) -> None:
+        self.sessions.count = max(self.sessions.count, number + 1 - len(self.sessions.ended))
         session = Session(number, b"token", b"\0one", "raw", "pia")
         self._handlers[protocol.Watch](session, protocol.Watch(1, "c", ["/a/*"], wait_ms))
 
@@ -221,3 +237,17 @@ def test_watches_that_follow_each_other_leave_little_behind() -> None:
     assert len(crowd.watches._ends) <= 2 + ENDS_MIN
     crowd.run()
     assert crowd.replies[-1] == (WAIT_MS * MILLISECOND_NS, 7)
+
+
+def test_sessions_that_end_leave_little_behind() -> None:
+    crowd = Crowd()
+    for number in range(10_000):
+        crowd.watch(number, WAIT_MS)
+        if number:
+            crowd.sessions.ended.add(number - 1)
+    crowd.sessions.count = 1
+    crowd.watch(10_000, WAIT_MS)
+    assert len(crowd.watches._parked) <= 2 + ENDS_MIN
+    assert len(crowd.watches._ends) <= 3 * (2 + ENDS_MIN)
+    crowd.run()
+    assert {number for _, number in crowd.replies} == {9999, 10_000}

@@ -133,6 +133,16 @@ class Watches:
         self._replace(number)  # one that came while this one waited for an answer about a right
         self._parked[number] = watch
         heapq.heappush(self._ends, (watch.deadline_ns, number))
+        self._clear_up()
+
+    def _clear_up(self) -> None:
+        """Forget watches of sessions that have ended, and ends of watches that are parked no more, once there are many."""
+        sessions = self._connections.sessions
+        if len(self._parked) > 2 * len(sessions) + ENDS_MIN:
+            here = {
+                of: each for of, each in self._parked.items() if sessions.by_number(of) is not None
+            }
+            self._parked = here
         if len(self._ends) > 2 * len(self._parked) + ENDS_MIN:
             self._ends = sorted((each.deadline_ns, of) for of, each in self._parked.items())
 
