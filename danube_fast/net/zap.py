@@ -31,7 +31,7 @@ from zmq.utils import z85
 
 from danube_fast.errors import DanubeError, FailedPrecondition, Unavailable
 from danube_fast.net.io_threads import IoThreads
-from danube_fast.net.local_pace import PER_SECOND, LocalPace
+from danube_fast.net.local_rate_limit import PER_SECOND, LocalRateLimit
 
 __all__ = ["DOMAIN", "ENDPOINT", "NAME_BYTES", "ZapThread"]
 
@@ -46,6 +46,7 @@ _UNKNOWN = b"500", b"ask again"
 _NULL, _CURVE = b"NULL", b"CURVE"
 _LOCAL = "uid:"
 LOCAL_AT_ONCE = 40_000
+"""Burst of connections of one local user, unless the owner says otherwise."""
 _HEAD_PARTS = 6
 """Version, request id, domain, address, routing id, mechanism; the credentials follow."""
 _PART_BYTES_MAX = 255
@@ -84,8 +85,8 @@ class ZapThread:
         self._bound = threading.Event()
         self._fault: zmq.ZMQError | None = None
         self._stop_fd = -1
-        self._pace = LocalPace(local_at_once)
-        self._logged = self._paced = -_LOG_SECONDS
+        self._rate_limit = LocalRateLimit(local_at_once)
+        self._logged = self._rate_logged = -_LOG_SECONDS
         self._numbers = itertools.cycle(range(1 << 8 * _NUMBER_BYTES))
         self._thread = threading.Thread(target=self._run, name="zap", daemon=True)
 
@@ -176,7 +177,7 @@ class ZapThread:
         number = request[1] if len(request) > 1 and len(request[1]) <= _PART_BYTES_MAX else b""
         proof = _proof_in(request)
         is_admitted = proof != "" and self._asks(proof)
-        if is_admitted and proof.startswith(_LOCAL) and not self._keeps_pace(proof):
+        if is_admitted and proof.startswith(_LOCAL) and not self._is_within_rate(proof):
             is_admitted = None
         code, text = _ADMITTED if is_admitted else _UNKNOWN if is_admitted is None else _REFUSED
         if is_admitted is False and len(request) >= _HEAD_PARTS:
@@ -185,13 +186,13 @@ class ZapThread:
             return [_VERSION, number, code, text, b"", b""]
         return [_VERSION, number, code, text, proof.encode(), self._name()]
 
-    def _keeps_pace(self, proof: str) -> bool:
-        """Whether a local user does not come in too often."""
-        if self._pace.admits(proof, time.monotonic_ns()):
+    def _is_within_rate(self, proof: str) -> bool:
+        """Whether the rate limit of a local user allows one more connection."""
+        if self._rate_limit.admits(proof, time.monotonic_ns()):
             return True
         now = time.monotonic()
-        if now - self._paced >= _LOG_SECONDS:
-            self._paced = now
+        if now - self._rate_logged >= _LOG_SECONDS:
+            self._rate_logged = now
             _log.warning(
                 "%s comes in too often over ipc, and has to wait: %d a second", proof, PER_SECOND
             )

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
-def test_a_worker_under_an_unknown_name(unknown: None, tmp_path: Path) -> None:
+def test_a_worker_under_an_unknown_name(unknown: None) -> None:
     with Broker(advertise=NAME) as broker:
         client = danube_fast.connect(broker.url.replace(NAME, "127.0.0.1"), transport="tcp")
         with client:

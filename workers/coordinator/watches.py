@@ -139,10 +139,9 @@ class Watches:
         """Forget watches of sessions that have ended, and ends of watches that are parked no more, once there are many."""
         sessions = self._connections.sessions
         if len(self._parked) > 2 * len(sessions) + ENDS_MIN:
-            here = {
-                of: each for of, each in self._parked.items() if sessions.by_number(of) is not None
-            }
-            self._parked = here
+            gone = [number for number in self._parked if sessions.by_number(number) is None]
+            for number in gone:
+                del self._parked[number]
         if len(self._ends) > 2 * len(self._parked) + ENDS_MIN:
             self._ends = sorted((each.deadline_ns, of) for of, each in self._parked.items())
 

@@ -59,8 +59,9 @@ BACKOFF_MAX_NS = 1 * SECOND_NS
 
 # publishing
 BATCH_BYTES_DEFAULT = BATCH_BYTES_MAX = FRAME_BYTES_CAP
-BATCH_BYTES_MIN = 4096
 """Frames of several messages are never larger; one message alone may be."""
+BATCH_BYTES_MIN = 4096
+"""Least that an application, or a rate, may make of that."""
 BATCH_MESSAGES_MAX = 65_536
 """Bounds the Python objects that wait in an open batch of tiny messages."""
 MESSAGE_OVERHEAD_BYTES = 8
