@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AUTHENTICATORS = EntryPointGroup(
-    "danube_fast.authenticators", "authenticator", "authenticate", "secret, address"
+    "danube_fast.authenticators", "authenticator", {"authenticate": "secret, address"}
 )
 LIFETIME_NS_MAX = 3600 * SECOND_NS
 """A sign-on is renewed within that time, so that the authenticator is asked again."""

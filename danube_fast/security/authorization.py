@@ -6,8 +6,10 @@ asked all the same, so that no command is forgotten.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+from danube_fast.errors import PermissionDenied
 from danube_fast.types import Permission
 
 __all__ = ["AllowAll", "Authorizer", "Permission"]
@@ -23,8 +25,23 @@ class Authorizer(Protocol):
         """
         ...
 
+    def visible_to(self, principal: str) -> Callable[[str], bool]:
+        """Return a function that tells whether lists show a resource to `principal`: those that it may look up.
 
-class AllowAll:
+        Raises Unavailable, PermissionDenied; neither depends on what there is to show.
+        """
+
+        def is_visible(resource: str) -> bool:
+            try:
+                self.authorize(principal, Permission.LOOKUP, resource)
+            except PermissionDenied:
+                return False
+            return True
+
+        return is_visible
+
+
+class AllowAll(Authorizer):
     """Lets every principal do everything."""
 
     def authorize(self, principal: str, permission: Permission, resource: str) -> None:

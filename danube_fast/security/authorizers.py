@@ -1,14 +1,15 @@
 """Authorizers of other packages: rules beside roles, such as those of OPA or Cedar.
 
 An entry point of the group `danube_fast.authorizers` gives a callable; it takes the text behind the colon of the setting
-`authorizer` (`NAME` or `NAME:TEXT`) and returns an `Authorizer`. Roles and bindings are asked first: another package can
+`authorizer` (`NAME` or `NAME:TEXT`) and returns `Rules`. Roles and bindings are asked first: another package can
 only take rights away, so that a fault of its rules gives none. One that cannot answer denies.
 
     roles and bindings --permit--> answer of some seconds ago? --yes--> permitted, or denied
                                      '--no--> Undecided; a thread asks the authorizer --> the loop: what waits begins again
 
 It is asked in threads of the coordinator and of the workers, when handles open and when rights have changed, never for a
-message. If its rules change while the broker runs, its attribute `version`, a number, changes: then all that is open is
+message. For a list it is asked one question, within which scopes names are shown: questions about each name would tell by
+their time how many names are hidden. If its rules change while the broker runs, its attribute `version`, a number, changes: then all that is open is
 looked at again. That is read in a thread, too.
 """
 
@@ -17,17 +18,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from inspect import getattr_static
 from itertools import takewhile
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, PermissionDenied, Unavailable
-from danube_fast.security.authorization import Authorizer, Permission
+from danube_fast.security.authorization import Permission
 from danube_fast.security.entry_points import EntryPointGroup, FaultLog, said
+from danube_fast.security.lookup_scopes import LookupScopes
 from danube_fast.security.question_threads import (
     ANSWER_SECONDS,
     REPLACED_MAX,
@@ -40,12 +42,14 @@ from danube_fast.security.question_threads import (
 from danube_fast.types import CLUSTER
 from danube_fast.undecided import Undecided
 
-__all__ = ["AskedAuthorizer", "check_authorizer", "load_authorizer"]
+__all__ = ["AskedAuthorizer", "Rules", "check_authorizer", "load_authorizer"]
 
 _log = logging.getLogger(__name__)
 
 _GROUP = EntryPointGroup(
-    "danube_fast.authorizers", "authorizer", "authorize", "principal, permission, resource"
+    "danube_fast.authorizers",
+    "authorizer",
+    {"authorize": "principal, permission, resource", "lookup_scopes": "principal"},
 )
 LOST_OF_ONE_MAX = 2
 """About a principal that has lost so many threads nothing more is asked; it begins with so many."""
@@ -74,10 +78,31 @@ VERSIONS_LATE_MAX = 3
 _OF_ADMINISTRATORS = Permission.MANAGE_CLUSTER, Permission.MANAGE_BROKER
 
 
+class Rules(Protocol):
+    """An authorizer of another package. Threads call it, several at once."""
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        """Return if `principal` may do that on `resource`. Raises PermissionDenied otherwise."""
+        ...
+
+    def lookup_scopes(self, principal: str) -> Iterable[str]:
+        """Return the scopes (`security/scopes.py`) within which lists show names to `principal`, such as ["namespace:shop"];
+        ["cluster"] for all that roles show, none for nothing. Raises PermissionDenied if it may not list at all."""
+        ...
+
+
 class _Key(NamedTuple):
     principal: str
     permission: Permission
-    resource: str
+    resource: str | None
+    """None: within which scopes there is the permission."""
+
+    @property
+    def question(self) -> str:
+        """The question in words, for errors."""
+        if self.resource is None:
+            return f"which names lists may show to {self.principal}"
+        return f"whether {self.principal} may {self.permission} {self.resource}"
 
     @property
     def is_of_administrator(self) -> bool:
@@ -91,6 +116,7 @@ class _Key(NamedTuple):
 
 
 class _Answer(NamedTuple):
+    found: Any
     error: DanubeError | None
     until_ns: int
 
@@ -116,7 +142,7 @@ class AskedAuthorizer:
     """Ask the authorizer of another package, and remember its answers for a moment; its faults deny. Any thread may ask;
     the loop of the process does the rest."""
 
-    def __init__(self, name: str, inner: Authorizer, clock: Clock) -> None:
+    def __init__(self, name: str, inner: Rules, clock: Clock) -> None:
         self._name, self._inner, self._clock = name, inner, clock
         self._faults = FaultLog(_log, clock)
         self._version_faults = FaultLog(_log, clock)
@@ -147,13 +173,21 @@ class AskedAuthorizer:
     ) -> None:
         """Return if it permits that. Raises PermissionDenied, Unavailable; Undecided while it is asked. `is_first`: before
         what others want to know of the principal, however much that is."""
-        key = _Key(str(principal), permission, resource)
+        self._answer_to(_Key(str(principal), permission, resource), is_first)
+
+    def lookup_scopes(self, principal: str) -> LookupScopes:
+        """Return the scopes within which lists show names. Raises PermissionDenied, Unavailable; Undecided while it is
+        asked."""
+        return cast("LookupScopes", self._answer_to(_Key(str(principal), Permission.LOOKUP, None)))
+
+    def _answer_to(self, key: _Key, is_first: bool = False) -> object:
+        """Return what was answered, or raise that; Undecided while it is asked."""
         with self._lock:
             known = self._answers.get(key)
             if known is not None and self._clock.monotonic_ns() < known.until_ns:
                 if known.error is not None:
                     raise type(known.error)(*known.error.args)
-                return
+                return known.found
             question = self._questions.get(key)
             if question is None:
                 question = self._ask(key, is_first)
@@ -162,13 +196,19 @@ class AskedAuthorizer:
             if not is_first and question.waiting and len(question.waiting) >= WAITING_MAX:
                 raise self._too_many()
         raise Undecided(
-            f"the authorizer {self._name} is being asked whether {principal} may {permission} {resource}; try again",
+            f"the authorizer {self._name} is being asked {key.question}; try again",
             partial(self._wait, question),
         )
 
     def do_work(self, now_ns: int) -> None:
-        """Give up questions whose time is over, replace threads that are lost, and read the version when it is time."""
+        """Give up questions whose time is over, forget old answers, replace threads that are lost, and read the version when
+        it is time."""
         with self._lock:
+            while self._answers:
+                first = next(iter(self._answers))
+                if self._answers[first].until_ns > now_ns:
+                    break
+                del self._answers[first]
             old = takewhile(lambda each: each[1].deadline_ns <= now_ns, self._questions.items())
             late = list(old)
         if late or now_ns - self._replaced_ns >= REPLACE_NS:
@@ -251,11 +291,12 @@ class AskedAuthorizer:
     def _answered(self, key: _Key, question: _Question, answer: Future[Outcome]) -> None:
         if question.answer is not answer or answer.cancelled():
             return  # it was asked again since, by other rules
-        error = answer.result().error
+        outcome = answer.result()
+        error = outcome.error
         if error is None:
-            self._end(key, question, None, ANSWER_NS)
+            self._end(key, question, outcome.found, None, ANSWER_NS)
         elif isinstance(error, PermissionDenied):
-            self._end(key, question, PermissionDenied(said(error)), ANSWER_NS)
+            self._end(key, question, None, PermissionDenied(said(error)), ANSWER_NS)
         else:
             # a fault of a network or a file may be over soon; Unavailable is one of these
             kind = Unavailable if isinstance(error, OSError) else PermissionDenied
@@ -270,12 +311,13 @@ class AskedAuthorizer:
         )
         if question.answer is not None:
             question.answer.cancel()
-        may = f"{key.principal} may {key.permission} {key.resource}"
         advice = "try again, or see" if kind is Unavailable else "see"
-        text = f"the authorizer {self._name} could not decide whether {may}: it {what}; {advice} the broker's log"
-        self._end(key, question, kind(text), FAULT_NS)
+        text = f"the authorizer {self._name} could not decide {key.question}: it {what}; {advice} the broker's log"
+        self._end(key, question, None, kind(text), FAULT_NS)
 
-    def _end(self, key: _Key, question: _Question, error: DanubeError | None, ns: int) -> None:
+    def _end(
+        self, key: _Key, question: _Question, found: object, error: DanubeError | None, ns: int
+    ) -> None:
         """Keep an answer for a while, and begin again what waits for it."""
         with self._lock:
             waiting, question.waiting = question.waiting, None
@@ -286,7 +328,7 @@ class AskedAuthorizer:
             if not self._of_one[key.principal]:
                 del self._of_one[key.principal]
             self._answers.pop(key, None)
-            self._answers[key] = _Answer(error, self._clock.monotonic_ns() + ns)
+            self._answers[key] = _Answer(found, error, self._clock.monotonic_ns() + ns)
             if len(self._answers) > ANSWERS_MAX:
                 del self._answers[next(iter(self._answers))]
         for step in waiting:
@@ -355,9 +397,13 @@ def load_authorizer(text: str, clock: Clock, start_timeout_ms: int) -> AskedAuth
     return AskedAuthorizer(text.partition(":")[0], _GROUP.load(text, start_timeout_ms), clock)
 
 
-def _ask(inner: Authorizer, key: _Key) -> None:
-    """Ask for a right; one that returns something, False perhaps, has not permitted. Raises what the authorizer raises."""
+def _ask(inner: Rules, key: _Key) -> LookupScopes | None:
+    """Ask for a right, or for scopes. A right for which something is returned, False perhaps, is not permitted. Raises what
+    the authorizer raises."""
+    if key.resource is None:
+        return LookupScopes(inner.lookup_scopes(key.principal))
     found: object = cast("Callable[..., object]", inner.authorize)(*key)
     if found is not None:
         # without the value, whose text a foreign package makes
         raise TypeError(f"it has returned {type(found).__name__}; it raises or returns None")
+    return None

@@ -33,10 +33,8 @@ class EntryPointGroup(NamedTuple):
     name: str
     setting: str
     """Which of them is in use; named as one of them is."""
-    method: str
-    """Name of the method that the object has."""
-    parameters: str
-    """Of that method, for texts of errors."""
+    methods: dict[str, str]
+    """Names of the methods that the object has, and their parameters, for texts of errors."""
 
     def check(self, value: str) -> None:
         """Check a value of the setting; loads no package. Raises InvalidArgument for a name that no package has."""
@@ -64,15 +62,17 @@ class EntryPointGroup(NamedTuple):
                 f"the {self.setting} {name} is {entry.value} of another package, which cannot be loaded: "
                 f"{_said_without(argument, outcome.error)}; repair it, or leave the setting {self.setting} empty"
             ) from None
-        if not callable(getattr(found, self.method, None)):
-            raise InvalidArgument(
-                f"the {self.setting} {name} is {entry.value}, which gives no object with {self.method}({self.parameters})"
-            )
-        if iscoroutinefunction(getattr(found, self.method)):
-            raise InvalidArgument(
-                f"the {self.setting} {name} is {entry.value}, whose {self.method} is a coroutine function, which no thread "
-                "can await; write it without async"
-            )
+        for method, parameters in self.methods.items():
+            if not callable(getattr(found, method, None)):
+                raise InvalidArgument(
+                    f"the {self.setting} {name} is {entry.value}, which gives no object with {method}({parameters}); see "
+                    "docs/security.md"
+                )
+            if iscoroutinefunction(getattr(found, method)):
+                raise InvalidArgument(
+                    f"the {self.setting} {name} is {entry.value}, whose {method} is a coroutine function, which no thread "
+                    "can await; write it without async"
+                )
         return found
 
     def _find(self, name: str) -> EntryPoint:

@@ -133,7 +133,8 @@ def test_who_manages_a_namespace_does_not_lose_its_quota_by_making_it_anew(
     def delete(namespace: str) -> None:
         answer = admin.Answer(lambda value, error: errors.append(error))
         asked = {"namespace": namespace}
-        admin.run(context, authorize, "kim", "delete_namespace", asked, answer)
+        rights: Any = SimpleNamespace(authorize=authorize)
+        admin.run(context, rights, "kim", "delete_namespace", asked, answer)
 
     delete("shop")
     may = right is Permission.MANAGE_CLUSTER

@@ -1,5 +1,5 @@
 """What another package's authorizer is asked about a name that it hides: the same, in the same order, as about a name that
-is missing. So the time of an answer does not tell which is there.
+is missing; for a list it is asked about none. So the time of an answer does not tell which is there.
 
 The questions are made of the registry of operations and of the commands of the protocol, as in test_visibility.
 """
@@ -17,6 +17,7 @@ from danube_fast.errors import FailedPrecondition, NotOwner
 from danube_fast.types import Permission
 from tests.delivery.test_security import SecuredServer
 from tests.delivery.test_security_matrix import (
+    ADMIN,
     ERROR,
     LOOKUP,
     OPEN_PRODUCER,
@@ -37,9 +38,8 @@ LISTS = {
     "watch of a pattern",
     *[name for name, each in admin.OPERATIONS.items() if each.is_filtered],
 }
-"""They ask about each topic that roles show, so these say how many there are."""
-NAMED = [(name, question) for name, question in QUESTIONS if name not in LISTS]
-NAMED += [("a partition behind the last one", (LOOKUP, "NAME-part-7", None, 0))]
+"""They name nothing, so their askers are asked about alone."""
+NAMED = [*QUESTIONS, ("a partition behind the last one", (LOOKUP, "NAME-part-7", None, 0))]
 DEAD = {"failure_policy": {"poison_policy": "dead_letter", "dead_letter_topic": "/shop/dead"}}
 OPENS: dict[str, tuple[Any, ...]] = {
     "producer": (OPEN_PRODUCER, "ID", "p", "NAME"),
@@ -82,6 +82,10 @@ class Hidden(Shop):
         ]
         return tuple(str(each).replace(name, "NAME") for each in (*answer, *asked))
 
+    def count_of(self, line: str) -> int:
+        """How often the authorizer was asked that."""
+        return self._lines(line.split()[0]).count(line)
+
     def _lines(self, user: str) -> list[str]:
         lines = [line.split(None, 2) for line in self._asked.read_text().splitlines()]
         return [f"{who} {what}" for _, who, what in lines if who == user]
@@ -94,6 +98,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hidden]:
     rules = folder / "rules"
     write_rules(
         rules, "".join(f"{user} {each} {place}\n" for user in USERS for each in Permission for place in DENIED)
+        + "".join(f"{user} shows namespace:shop\n" for user in USERS)
     )  # fmt: skip
     server = SecuredServer(
         folder / "data", folder, authorizer=f"live:{rules}", packages=str(folder / "packages")
@@ -112,16 +117,27 @@ def without_cursor(told: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("question", [q for _, q in NAMED], ids=[name for name, _ in NAMED])
+@pytest.mark.parametrize(("name", "question"), NAMED, ids=[name for name, _ in NAMED])
 def test_a_hidden_name_is_asked_about_as_a_missing_one(
-    hidden: Hidden, question: tuple[Any, ...], user: str
+    hidden: Hidden, name: str, question: tuple[Any, ...], user: str
 ) -> None:
-    op, *fields = question
+    (op, *fields), is_list = question, name in LISTS
     client, told = hidden.raw(user), {}
     for name in hidden.names("'namespace': 'NAME'" in str(question)):
         command = [op, *[filled(each, name) for each in fields]]
         told[name] = without_cursor(hidden.told(client, user, command, name))
     assert len(set(told.values())) == 1, told
+    if is_list:
+        assert not any(f"{user} lookup" in each for lines in told.values() for each in lines), told
+
+
+def test_a_list_asks_which_names_its_asker_is_shown(hidden: Hidden) -> None:
+    """Else the test above would compare nothing."""
+    hidden.names(False)
+    before = hidden.count_of("rosa shows -")
+    found = hidden.raw("rosa").ask(ADMIN, "list_topics", {})
+    assert [each["topic"] for each in found[2]] == ["/shop/orders"]
+    assert hidden.count_of("rosa shows -") <= before + 1
 
 
 def test_rosa_is_asked_about(hidden: Hidden) -> None:

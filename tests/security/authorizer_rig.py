@@ -70,6 +70,7 @@ class Gate:
         self.asked: list[tuple[str, str, str]] = []
         self.let: Counter[str] = Counter()
         self.denies: set[str] = set()
+        self.shows: Any = ["cluster"]
         self.closed = False
         self.raises: Exception | None = None
         self.changed = threading.Condition()
@@ -83,6 +84,16 @@ class Gate:
             raise self.raises
         if resource in self.denies:
             raise PermissionDenied(f"{resource} is denied")
+
+    def lookup_scopes(self, principal: str) -> Any:
+        """Those of `shows`, when they are let by the name of the principal."""
+        with self.changed:
+            self.asked.append((principal, "lookup", "scopes"))
+            self.changed.wait_for(lambda: self.closed or self.let[principal] or self.let["*"])
+            self.let[principal] -= self.let[principal] > 0
+        if self.raises is not None:
+            raise self.raises
+        return self.shows
 
     def open(self, resource: str = "*", count: int = 1) -> None:
         with self.changed:

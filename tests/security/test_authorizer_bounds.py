@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.admin.registry import Asker
-from danube_fast.broker.admin.visibility import Visibility
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import (
     PermissionDenied,
@@ -25,8 +23,7 @@ from danube_fast.security.authorizers import (
 )
 from danube_fast.security.question_threads import ANSWER_SECONDS
 from danube_fast.types import Permission
-from danube_fast.undecided import Undecided, allowed, when_decided
-from danube_fast.workers.coordinator.administration import RIGHTS_NS, while_it_lasts
+from danube_fast.undecided import Undecided, when_decided
 from tests.security.authorizer_rig import (
     Gate,
     Moved,
@@ -157,62 +154,3 @@ def test_new_rules_have_the_time_of_a_new_question_up_to_an_end(gate: Gate) -> N
     finally:
         rules.close()
     assert type(ends[0]) is Unavailable and "has not answered" in str(ends[0])
-
-
-def test_a_list_that_waits_longer_than_answers_count_ends(gate: Gate) -> None:
-    clock = Stopped()
-    loop = loop_with(AskedAuthorizer("gate", gate, clock))
-    context: Any = SimpleNamespace(topics=None, security=SimpleNamespace(is_enforced=True))
-    visibility = Visibility(context, Asker("pia", loop.access.authorize))
-    names = [f"s{number}" for number in range(40)]
-    gate.denies |= {f"{TOPIC}#{name}" for name in names[::2]}
-    ends: list[Any] = []
-
-    def step() -> None:
-        ends.append(allowed(names, lambda name: visibility.shows_subscription(TOPIC, name)))
-
-    when_decided(step, ends.append)
-    for name in names:
-        gate.open(f"{TOPIC}#{name}")
-        loop.until("an answer", lambda name=name: name in str(visibility._known) or ends)
-        clock.moved_ns += SECOND_NS // 5
-    loop.until("the list", lambda: ends)
-    assert ends == [names[1::2]]
-
-
-def test_a_command_waits_for_rights_as_long_as_its_session_and_its_time_last() -> None:
-    clock, session = Moved(), SimpleNamespace(closed=False)
-
-    def undecided(*question: Any) -> None:
-        raise Undecided("being asked", lambda step: None)
-
-    authorize = while_it_lasts(session, clock, undecided)  # type: ignore[arg-type]
-    permitted = while_it_lasts(session, clock, lambda *question: None)  # type: ignore[arg-type]
-    question = "pia", P.LOOKUP, TOPIC
-    with pytest.raises(Undecided):
-        authorize(*question)
-    clock.moved_ns += RIGHTS_NS
-    permitted(*question)
-    with pytest.raises(Unavailable, match=r"not answered all .* within 24 s") as caught:
-        authorize(*question)
-    assert type(caught.value) is Unavailable
-    session.closed = True
-    with pytest.raises(Unavailable, match="the session has ended"):
-        permitted(*question)
-
-
-def test_no_fault_of_a_list_names_what_it_would_name(gate: Gate) -> None:
-    gate.raises = OSError("the network is down")
-    gate.open()
-    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
-    context: Any = SimpleNamespace(topics=None, security=SimpleNamespace(is_enforced=True))
-    visibility = Visibility(context, Asker("pia", loop.access.authorize))
-    ends: list[Any] = []
-
-    def step() -> None:
-        ends.append(allowed(["/secret/plans"], visibility.shows_topic))
-
-    when_decided(step, ends.append)
-    loop.until("the end", lambda: ends)
-    assert type(ends[0]) is Unavailable and "secret" not in str(ends[0])
-    assert "may lookup what the list would name" in str(ends[0])

@@ -35,9 +35,8 @@ from danube_fast.security.authorizers import (
 from danube_fast.security.question_threads import ANSWER_SECONDS, THREADS_MAX
 from danube_fast.security.records import BOOTSTRAP
 from danube_fast.types import Permission
-from danube_fast.undecided import Steps, Undecided, sift, when_decided
+from danube_fast.undecided import Undecided, when_decided
 from danube_fast.workers.coordinator.request_access import RequestAccess
-from danube_fast.workers.coordinator.slices import Slices
 from tests.security.authorizer_rig import (
     Gate,
     Loop,
@@ -264,34 +263,6 @@ def test_reply_topics_are_no_matter_of_other_rules(rules: Path) -> None:
     assert not access.permits("ann", P.CONSUME, "/system/reply-1")
 
 
-def test_a_long_list_asks_ahead_and_keeps_its_order(gate: Gate) -> None:
-    loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
-    topics = [f"/shop/t{number:03}" for number in range(200)]
-    gate.denies |= set(topics[::3])
-    found: list[str] = []
-    done: list[bool] = []
-    slices = Slices(loop.access.clock)
-
-    def steps() -> Steps:
-        def may(topic: str) -> bool:
-            return loop.access.permits("pia", P.LOOKUP, topic)
-
-        yield from sift(topics, may, found, 100)
-        done.append(True)
-
-    slices.add(steps())
-    loop.until("questions", lambda: len(gate.asked) == LOST_OF_ONE_MAX)
-    assert not slices.is_busy, "the loop turns for nothing"
-    gate.open()
-
-    def is_done() -> bool:
-        slices.do_work()
-        return bool(done)
-
-    loop.until("the list", is_done)
-    assert found == [topic for topic in topics if topic not in gate.denies][:100]
-
-
 def test_http_waits_without_holding_up_its_thread(gate: Gate) -> None:
     loop = loop_with(AskedAuthorizer("gate", gate, SystemClock()))
     guard: Any = RequestAccess(loop.access, SystemClock())
@@ -332,14 +303,30 @@ class OpaRules(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-        assert self.path == "/v1/data/danube/allow"
-        allowed = asked == {"principal": "pia", "permission": "consume", "resource": TOPIC}
+        results = {
+            ("allow", "pia", "consume", TOPIC): True, ("scopes", "pia"): ["namespace:shop"],
+        }  # fmt: skip
+        rule = self.path.removeprefix("/v1/data/danube/")
+        result = results.get((rule, *asked.values()))
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'{"result": true}' if allowed else b"{}")
+        self.wfile.write(json.dumps({} if result is None else {"result": result}).encode())
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
+
+
+def shown_to(loop: Loop, principal: str) -> list[str]:
+    """Of two topics those that lists show."""
+    shown: list[Any] = []
+
+    def step() -> None:
+        is_visible = loop.access.visible_to(principal)
+        shown.append([each for each in (TOPIC, "/other/orders") if is_visible(each)])
+
+    when_decided(step, shown.append)
+    loop.until("the answer", lambda: shown)
+    return list(shown[0])
 
 
 def test_the_example_of_the_page() -> None:
@@ -351,12 +338,13 @@ def test_the_example_of_the_page() -> None:
         thread = threading.Thread(target=opa.serve_forever, args=(0.02,))
         thread.start()
         try:
-            url = f"http://127.0.0.1:{opa.server_port}/v1/data/danube/allow"
+            url = f"http://127.0.0.1:{opa.server_port}/v1/data/danube"
             loop = loop_with(AskedAuthorizer("opa", names["Opa"](url), SystemClock()))
             loop.until("the version", lambda: loop.access.version[2])
             assert loop.permits("pia", P.CONSUME, TOPIC)
             refusal = loop.outcome("ann", P.CONSUME, TOPIC)
             assert isinstance(refusal, PermissionDenied) and "ann may not consume" in str(refusal)
+            assert shown_to(loop, "pia") == [TOPIC] and shown_to(loop, "ann") == []
         finally:
             opa.shutdown()
             thread.join()
@@ -376,6 +364,7 @@ def test_the_example_of_the_page() -> None:
         ),
         ("later:x", "authorize is a coroutine function"),
         ("nothing:x", "gives no object with authorize"),
+        ("blind:x", r"gives no object with lookup_scopes\(principal\); see docs/security.md"),
     ],
 )
 def test_one_that_cannot_be_had(rules: Path, text: str, words: str) -> None:

@@ -165,7 +165,7 @@ def outcome(access: Access, name: str, arguments: dict[str, Any]) -> DanubeError
     answer = admin.Answer(lambda value, error: ends.append(error))
     context: Any = Marker()
     try:
-        admin.run(context, access.authorize, WHO, name, arguments, answer)
+        admin.run(context, access, WHO, name, arguments, answer)
     except Reached:
         return None
     (error,) = ends
@@ -225,8 +225,9 @@ def test_every_topic_and_namespace_in_an_argument_is_asked_for() -> None:
         def note(principal: str, permission: Permission, resource: str) -> None:
             asked.append(resource)  # noqa: B023
 
+        rights: Any = SimpleNamespace(authorize=note, visible_to=lambda principal: None)
         with contextlib.suppress(Reached):
-            admin.run(context, note, WHO, name, values, admin.Answer(lambda *_: None))
+            admin.run(context, rights, WHO, name, values, admin.Answer(lambda *_: None))
         for field in operation.arguments.__struct_fields__:
             if field in NAMED and not operation.is_filtered:
                 wanted = f"namespace:{NAMED[field]}" if field == "namespace" else NAMED[field]

@@ -20,18 +20,13 @@ from danube_fast.net import protocol as p
 from danube_fast.net.session import Session
 from danube_fast.security.audit import AuditRecord, fingerprint
 from danube_fast.security.curve import new_key_pair
-from danube_fast.security.records import Binding, Principal
 from danube_fast.types import REPLY_TOPICS
-from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.administration import (
     DENIED_ARGUMENTS_BYTES_MAX,
     READS,
-    RIGHTS_NS,
     SHOWN_ARGUMENTS,
     Administration,
 )
-from danube_fast.workers.coordinator.unfinished_lists import KEPT_NS
-from danube_fast.workers.process.access import Access
 
 CHANGES = {
     "add_api_key", "create_namespace", "create_topic", "delete_namespace", "delete_security", "delete_subscription", "delete_topic",
@@ -240,83 +235,3 @@ def test_what_is_no_operation_is_not_recorded(rig: Rig) -> None:
     rig.ask("x" * 1000)
     rig.ask("create_namespace", namespace=7)
     assert not rig.denials and not rig.begun and len(rig.replies) == 2
-
-
-class ListRig:
-    """A list of topics whose authorizer answers some questions, and is then waited for until the time is over."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.asked: list[str] = []
-        self.answers = 0
-        self.replies: list[Any] = []
-        clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns, wall_ns=lambda: 1)
-        outer: Any = SimpleNamespace(authorize=self._outer, version=1)
-        self.outer, self.access = outer, Access(clock, outer)
-        self.access.is_loaded = True
-        for user in ("ann", "bob"):
-            self.access.policy.put(Principal(user))
-            self.access.policy.put(Binding(user, f"user:{user}", "viewer", "cluster"))
-        topics: Any = SimpleNamespace(
-            by_name=SimpleNamespace(count=lambda name: 0),
-            namespaces=SimpleNamespace(names=lambda: [f"n{number:02}" for number in range(10)]),
-        )
-        context: Any = SimpleNamespace(
-            topics=topics,
-            clock=clock,
-            in_slices=self._take,
-            security=SimpleNamespace(is_enforced=True),
-        )
-        rates: Any = None
-        self.administration = Administration(
-            context, self.access, None, lambda number, reply: self.replies.append(reply), rates
-        )
-
-    def _outer(self, principal: str, permission: Any, resource: str, *, is_first: bool) -> None:
-        if not self.answers:
-            raise Undecided("being asked", lambda step: None)
-        self.answers -= 1
-        self.asked.append(resource)
-
-    def _take(self, steps: Any) -> None:
-        for step in steps:
-            if step is not None:  # it waits
-                self.now_ns += RIGHTS_NS
-                self.access.confirm()
-
-    def list_with(self, answers: int, user: str = "ann", proof: str = "uid:7") -> tuple[Any, int]:
-        """The answer to a list, and how many questions were answered for it."""
-        session = Session(3, b"token", b"\0one", "raw", user)
-        session.proof = proof
-        self.access.confirm()
-        self.answers, before = answers, len(self.asked)
-        self.administration.handle(session, p.Admin(9, "list_namespaces", {}))
-        return self.replies[-1], len(self.asked) - before
-
-
-def test_a_list_that_begins_again_goes_on_with_what_was_answered() -> None:
-    rig = ListRig()
-    for _ in range(2):
-        reply, count = rig.list_with(4)
-        assert isinstance(reply, p.Error) and reply.code == Unavailable.code
-        assert "what it has answered by now counts" in reply.text and count == 4
-    reply, count = rig.list_with(4)
-    assert isinstance(reply, p.Result) and len(reply.value) == 10
-    assert count == 2 and len(set(rig.asked)) == 10, "each was asked about once"
-
-
-def test_what_was_answered_counts_for_the_same_user_and_rights_and_for_a_while() -> None:
-    rig = ListRig()
-    rig.list_with(4)
-    assert rig.list_with(100, "bob")[1] == 10, "of another user"
-    assert rig.list_with(100, proof="curve:x")[1] == 10, (
-        "of another sign-on, which may have other groups"
-    )
-    assert rig.list_with(100)[1] == 6
-    rig.outer.version += 1
-    assert rig.list_with(4)[1] == 4, "its rules are others"
-    rig.access.policy.remove("binding/bob")
-    assert rig.list_with(4)[1] == 4, "rights have changed"
-    assert rig.list_with(0)[1] == 0
-    rig.now_ns += KEPT_NS
-    assert rig.list_with(100)[1] == 10, "it is too old"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from danube_fast.clock import MILLISECOND_NS, SystemClock
-from danube_fast.errors import InvalidArgument, PermissionDenied
+from danube_fast.broker.topics.changes import Change
+from danube_fast.clock import MILLISECOND_NS
+from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
-from danube_fast.types import Permission
-from danube_fast.undecided import Steps, Undecided
+from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.watches import ENDS_MIN, Watches
 from danube_fast.workers.process.mailbox import NEVER_NS
 from tests.workers.broker import Broker, Client
@@ -113,50 +115,107 @@ def test_clients_that_go_leave_nothing_behind(broker: Broker, client: Client) ->
     assert (answer.request, answer.value["changes"]) == (request, [["created", "/default/late"]])
 
 
-def rounds_of(*topics: str) -> tuple[int, list[str]]:
-    """How often a WATCH of two names waits for another package's authorizer, and what it tells at last."""
-    known: set[str] = set()
-    asked: set[str] = set()
-    replies: list[protocol.Result] = []
-    count = 0
+class Asked:
+    """An authorizer of another package that hides one topic: WATCH waits for it, and it counts its questions."""
 
-    def authorize(principal: str, permission: Permission, resource: str) -> None:
-        if resource not in known:
-            asked.add(resource)
-            raise Undecided("being asked", lambda step: None)
-        if resource == HIDDEN:
-            raise PermissionDenied(resource)
+    def __init__(self) -> None:
+        self.questions = 0
+        self.waits: list[Callable[[], None]] = []
+        self.is_known = False
 
-    def in_slices(steps: Steps) -> None:
-        nonlocal count
-        for step in steps:
-            if step is not None:
-                count += 1
-                known.update(asked)
+    def visible_to(self, principal: str) -> Callable[[str], bool]:
+        if not self.is_known:
+            self.questions += 1
+            raise Undecided("being asked", self.waits.append)
+        return lambda topic: topic != HIDDEN
 
-    records = [SimpleNamespace(topic=name) for name in topics]
-    directory: Any = SimpleNamespace(
-        topic=lambda name: name if name in topics else None,
-        by_name=SimpleNamespace(behind=lambda after: iter(records)),
-        changes=SimpleNamespace(count=0, cursor="c", since=lambda cursor: None),
-    )
-    handlers: dict[type, Any] = {}
-    connections: Any = SimpleNamespace(
-        commands=SimpleNamespace(handlers=handlers),
-        sessions=SimpleNamespace(by_number=lambda number: number),
-        reply=lambda number, reply: replies.append(reply),
-    )
-    authorizer: Any = SimpleNamespace(authorize=authorize)
-    Watches(directory, connections, authorizer, SystemClock(), in_slices)
-    command = protocol.Watch(1, "", [HIDDEN, SEEN], 0)
-    handlers[protocol.Watch](Session(1, b"token", b"\0one", "raw", "pia"), command)
-    return count, replies[0].value["topics"]
+    def answer(self) -> None:
+        """Let what waits go on, and be asked again by what comes later."""
+        self.is_known, waits, self.waits = True, self.waits, []
+        for step in waits:
+            step()
+        self.is_known = False
 
 
-def test_a_name_that_is_hidden_is_waited_for_as_one_that_is_missing() -> None:
-    there, missing = rounds_of(HIDDEN, SEEN), rounds_of(SEEN)
-    assert there == missing == (there[0], [SEEN])
-    assert there[0] > 0
+class Looks:
+    """A WATCH of two names, and what is asked and told for it."""
+
+    def __init__(self, cursor: str, wait_ms: int) -> None:
+        self.asked, self.replies = Asked(), list[Any]()
+        self.changes: list[tuple[Change, str]] = []
+        handlers: dict[type, Any] = {}
+        connections: Any = SimpleNamespace(
+            commands=SimpleNamespace(handlers=handlers),
+            sessions=Sessions(),
+            reply=lambda number, reply: self.replies.append(reply.value),
+        )
+        self.topics: list[str] = []
+        self.directory: Any = SimpleNamespace(
+            by_name=SimpleNamespace(
+                behind=lambda after: iter([SimpleNamespace(topic=name) for name in self.topics])
+            ),
+            changes=SimpleNamespace(
+                count=0, cursor="c", since=lambda cursor: self.changes if cursor else None
+            ),
+        )
+        self.now_ns = 0
+        clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        asked: Any = self.asked
+        self.watches = Watches(
+            self.directory, connections, asked, clock, lambda steps: deque(steps, 0)
+        )
+        self._handle = handlers[protocol.Watch]
+        self._session = Session(1, b"token", b"\0one", "raw", "pia")
+        self._command = protocol.Watch(1, cursor, [HIDDEN, SEEN], wait_ms)
+
+    def begin(self) -> None:
+        """Send the WATCH, and let it be answered what it asks."""
+        with suppress(Undecided):
+            self._handle(self._session, self._command)
+        self.asked.is_known = True
+        self._handle(self._session, self._command)
+        self.asked.is_known = False
+
+    def change(self, *topics: str) -> None:
+        """Make topics."""
+        self.changes += [(Change.CREATED, topic) for topic in topics]
+        self.directory.changes.count += 1
+        self.watches.do_work(self.now_ns)
+
+
+@pytest.mark.parametrize("topics", [(HIDDEN, SEEN), (SEEN,)])
+def test_a_list_of_names_asks_the_same_whether_one_is_hidden_or_missing(topics: Any) -> None:
+    looks = Looks("", WAIT_MS)
+    looks.topics += topics
+    looks.begin()
+    assert looks.asked.questions == 1
+    assert looks.replies == [{"cursor": "c", "topics": [SEEN]}]
+
+
+@pytest.mark.parametrize("topic", [HIDDEN, "/other/topic"])
+def test_a_change_of_a_hidden_name_is_waited_for_as_any_other(topic: str) -> None:
+    looks = Looks("c", SHORT_MS)
+    looks.begin()
+    assert looks.asked.questions == 1 and not looks.replies
+    looks.change(topic)
+    assert looks.asked.questions == 2 and not looks.replies
+    looks.asked.answer()
+    assert not looks.replies, "it is parked again"
+    looks.now_ns += SHORT_MS * MILLISECOND_NS
+    looks.watches.do_work(looks.now_ns)
+    assert looks.asked.questions == 3 and not looks.replies
+    looks.asked.answer()
+    assert looks.replies == [{"cursor": "c", "changes": []}]
+
+
+def test_changes_that_come_during_a_question_are_told_with_its_answer() -> None:
+    looks = Looks("c", WAIT_MS)
+    looks.begin()
+    looks.change("/other/topic")
+    looks.change(SEEN)
+    looks.asked.answer()
+    assert looks.replies == [{"cursor": "c", "changes": [["created", SEEN]]}]
+    assert looks.asked.questions == 2
 
 
 class Sessions:
@@ -190,7 +249,7 @@ class Crowd:
             reply=lambda number, reply: self.replies.append((self.now_ns, number)),
         )
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
-        authorizer: Any = None
+        authorizer: Any = SimpleNamespace(visible_to=lambda principal: bool)
         self.watches = Watches(directory, connections, authorizer, clock, lambda steps: None)
 
     def _since(self, cursor: str) -> list[Any]:

@@ -16,7 +16,6 @@ from danube_fast.broker import admin
 from danube_fast.broker.admin.registry import AdminContext, resource_of
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.topics.policy import TopicPolicy
-from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, Internal, PermissionDenied, Unavailable
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -30,14 +29,13 @@ from danube_fast.security.audit import (
     shown_text,
 )
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import REPLY_TOPICS, Permission
+from danube_fast.types import REPLY_TOPICS
 from danube_fast.undecided import Undecided
 from danube_fast.workers.coordinator.audit import AuditLog
 from danube_fast.workers.coordinator.change_rates import ChangeRates
-from danube_fast.workers.coordinator.unfinished_lists import UnfinishedLists
 from danube_fast.workers.process.denials import Denial
 
-__all__ = ["READS", "RIGHTS_NS", "SHOWN_ARGUMENTS", "Administration", "record_of", "while_it_lasts"]
+__all__ = ["READS", "SHOWN_ARGUMENTS", "Administration", "record_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +59,6 @@ SHOWN_ARGUMENTS = frozenset({
 
 DENIED_ARGUMENTS_BYTES_MAX = 600
 """Of a denied change, which costs the log more than its answer costs its client."""
-RIGHTS_NS = 24 * SECOND_NS
-"""How long one command may wait for answers about rights, of which a list needs many: with the last of them, of 5 s at
-most, clients hear of it, who wait for 30 s."""
 Reply = Callable[[int, protocol.ServerCommand], None]
 
 
@@ -91,7 +86,6 @@ class Administration:
         changes that are recorded."""
         self._context, self._authorizer, self._audit = context, authorizer, audit
         self._rates = rates
-        self._unfinished = UnfinishedLists(authorizer, context.clock)
         self._reply = reply
 
     def handle(self, session: Session, command: protocol.Admin) -> None:
@@ -158,16 +152,10 @@ class Administration:
         on_end: Callable[[Any, DanubeError | None], None],
     ) -> None:  # fmt: skip
         """Run an operation, if the session's principal may. Raises Undecided."""
-        authorize = while_it_lasts(session, self._context.clock, self._authorizer.authorize)
-        known = self._unfinished.begin(session)
-
-        def ended(value: Any, error: DanubeError | None) -> None:
-            self._unfinished.end(session, known, error)
-            on_end(value, error)
-
-        answer, asked = admin.Answer(ended), command.arguments
-        who, operation = session.principal, command.operation
-        admin.run(self._context, authorize, who, operation, asked, answer, known.names)
+        answer, who = admin.Answer(on_end), session.principal
+        admin.run(
+            self._context, self._authorizer, who, command.operation, command.arguments, answer
+        )
 
     def _is_of_reply(self, session: Session, operation: str, resource: str) -> bool:
         """Whether a client makes or deletes a reply topic, or changes its own: any client may, as often as it likes, and
@@ -191,29 +179,6 @@ class Administration:
         audit.denials.note(
             Denial(command.operation, *who, resource, request=request, arguments=tuple(arguments.items()))
         )  # fmt: skip
-
-
-def while_it_lasts(
-    session: Session, clock: Clock, authorize: Callable[[str, Permission, str], None]
-) -> Callable[[str, Permission, str], None]:
-    """Return an `authorize` for one command, which is Unavailable once the session has ended, or once answers have been
-    waited for too long: a list needs many."""
-    until_ns = clock.monotonic_ns() + RIGHTS_NS
-
-    def asked(principal: str, permission: Permission, resource: str) -> None:
-        if session.closed:
-            raise Unavailable("the session has ended")
-        try:
-            authorize(principal, permission, resource)
-        except Undecided:
-            if clock.monotonic_ns() < until_ns:
-                raise
-            raise Unavailable(
-                f"the authorizer has not answered all that this needs within {RIGHTS_NS // SECOND_NS} s; try again, and what it "
-                "has answered by now counts, or ask for less: one namespace, a lower limit"
-            ) from None
-
-    return asked
 
 
 def _resource_of(command: protocol.Admin) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import zmq
 
 from danube_fast.broker import messages as m
+from danube_fast.broker.admin.registry import Steps
 from danube_fast.broker.answers import BrokerStatus, ClientPage, LogStatus
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicRecord
@@ -35,7 +36,6 @@ from danube_fast.roles import Owner, Processes
 from danube_fast.security import Authorizer
 from danube_fast.security.curve import load_or_make
 from danube_fast.security.records import BOOTSTRAP
-from danube_fast.undecided import Steps
 from danube_fast.version import VERSION
 from danube_fast.workers.coordinator import web
 from danube_fast.workers.coordinator.administration import Administration

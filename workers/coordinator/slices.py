@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from danube_fast.broker.admin.registry import Steps
 from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.errors import ResourceExhausted
-from danube_fast.undecided import Steps, Undecided
 
 __all__ = ["Slices"]
 
@@ -23,8 +23,6 @@ class Slices:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: deque[Steps] = deque()
-        self._undecided = 0
-        """Lists that wait for answers about rights."""
 
     @property
     def is_busy(self) -> bool:
@@ -33,7 +31,7 @@ class Slices:
 
     def add(self, steps: Steps) -> None:
         """Take steps from now on; all of them at once if they are few. Raises ResourceExhausted."""
-        if len(self._waiting) + self._undecided >= WAITING_MAX:
+        if len(self._waiting) >= WAITING_MAX:
             raise ResourceExhausted(
                 f"{WAITING_MAX} long lists are being made just now; try again in a moment"
             )
@@ -50,19 +48,10 @@ class Slices:
         return 1
 
     def _take(self, steps: Steps) -> bool:
-        """Take one slice; whether it was the last, until an answer about a right comes."""
+        """Take one slice; whether it was the last."""
         until_ns = self._clock.monotonic_ns() + SLICE_NS
         while self._clock.monotonic_ns() < until_ns:
             for _ in range(STEPS_BETWEEN_LOOKS):
-                step = next(steps, self)
-                if step is self:
-                    return True
-                if isinstance(step, Undecided):
-                    self._undecided += 1
-                    step.then(lambda: self._go_on(steps))
+                if next(steps, self) is self:
                     return True
         return False
-
-    def _go_on(self, steps: Steps) -> None:
-        self._undecided -= 1
-        self._waiting.append(steps)

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from danube_fast.broker.admin.registry import Steps
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
-from danube_fast.broker.topics.records import TopicRecord
 from danube_fast.clock import MILLISECOND_NS, Clock
-from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied
+from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer
-from danube_fast.types import REPLY_TOPICS, Permission, TopicPattern
-from danube_fast.undecided import Steps, allowed, sift, unnamed, when_decided
+from danube_fast.types import REPLY_TOPICS, TopicPattern
+from danube_fast.undecided import when_decided
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.process.mailbox import NEVER_NS
 
@@ -38,36 +38,14 @@ ENDS_MIN = 64
 class _Watch:
     """A WATCH that waits."""
 
-    __slots__ = ("authorizer", "command", "deadline_ns", "patterns", "principal")
+    __slots__ = ("command", "deadline_ns", "patterns", "principal")
 
-    def __init__(
-        self, principal: str, command: protocol.Watch, deadline_ns: int, authorizer: Authorizer
-    ) -> None:
+    def __init__(self, principal: str, command: protocol.Watch, deadline_ns: int) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
-        self.principal, self.authorizer, self.command = principal, authorizer, command
+        self.principal, self.command = principal, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
-
-    def may_see(self, topic: str) -> bool:
-        """Whether the client may look that topic up. The name of a reply topic is a secret. Raises Unavailable, Undecided."""
-        if topic.startswith(REPLY_TOPICS):
-            return False
-        try:
-            with unnamed(topic):
-                self.authorizer.authorize(self.principal, Permission.LOOKUP, topic)
-        except PermissionDenied:
-            return False
-        return True
-
-    def concerns(self, change: tuple[Change, str]) -> bool:
-        """Whether the client is told of a change. Raises Unavailable, Undecided."""
-        kind, topic = change
-        return (kind is Change.GROWN or self.matches(topic)) and self.may_see(topic)
-
-    def shows(self, record: TopicRecord) -> bool:
-        """Whether the client is told of a topic. Raises Unavailable, Undecided."""
-        return self.matches(record.topic) and self.may_see(record.topic)
 
     def matches(self, topic: str) -> bool:
         """Whether one of the patterns matches."""
@@ -94,7 +72,7 @@ class Watches:
     def _watch(self, session: Session, command: protocol.Watch) -> None:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
         deadline_ns = self._clock.monotonic_ns() + wait_ns
-        watch = _Watch(session.principal, command, deadline_ns, self._authorizer)
+        watch = _Watch(session.principal, command, deadline_ns)
         self._replace(session.number)
         self._look(session.number, watch)
 
@@ -123,11 +101,22 @@ class Watches:
         return ended
 
     def _look(self, number: int, watch: _Watch) -> None:
-        """Answer a watch if there is news, or its time is up; park it otherwise. Raises Undecided."""
+        """Answer a watch if there is news, or its time is up; park it otherwise. Raises PermissionDenied, Unavailable,
+        Undecided: whether there is something to show or not, so that neither an answer nor its time tells hidden names."""
         if self._connections.sessions.by_number(number) is None:
             return
-        news, now_ns = self._news(watch), self._clock.monotonic_ns()
-        if news is None or news or watch.deadline_ns <= now_ns:
+        is_visible = self._authorizer.visible_to(watch.principal)
+        changes = self._topics.changes.since(watch.command.cursor)
+        if changes is None:
+            cursor = self._topics.changes.cursor
+            self._in_slices(self._list(number, watch, cursor, is_visible))
+            return
+        news = [
+            [kind.value, topic]
+            for kind, topic in changes
+            if _is_told(topic, is_visible) and (kind is Change.GROWN or watch.matches(topic))
+        ]
+        if news or watch.deadline_ns <= self._clock.monotonic_ns():
             self._answer(number, watch, news)
             return
         self._replace(number)  # one that came while this one waited for an answer about a right
@@ -155,40 +144,18 @@ class Watches:
         """When `do_work` must run again at the latest."""
         return self._ends[0][0] if self._ends else NEVER_NS
 
-    def _news(self, watch: _Watch) -> list[tuple[Change, str]] | None:
-        """Find the changes that concern a watch; None if its cursor is too old to tell."""
-        changes = self._topics.changes.since(watch.command.cursor)
-        if not changes:
-            return changes
-        return allowed(changes, watch.concerns)
+    def _answer(self, number: int, watch: _Watch, news: list[list[str]]) -> None:
+        self._reply(number, watch, {"cursor": self._topics.changes.cursor, "changes": news})
 
-    def _answer(self, number: int, watch: _Watch, news: list[tuple[Change, str]] | None) -> None:
-        cursor = self._topics.changes.cursor
-        if news is None:
-            self._in_slices(self._list_or_fail(number, watch, cursor))
-            return
-        changes = [[change.value, topic] for change, topic in news]
-        self._reply(number, watch, {"cursor": cursor, "changes": changes})
-
-    def _list_or_fail(self, number: int, watch: _Watch, cursor: str) -> Steps:
-        try:
-            yield from self._list(number, watch, cursor)
-        except DanubeError as error:  # the client asks again
-            self._fail(number, watch, error)
-
-    def _list(self, number: int, watch: _Watch, cursor: str) -> Steps:
-        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor. Patterns
-        are asked about first, as names: those that are no topics, too, so that the time does not tell them from hidden ones."""
-        names = dict.fromkeys(each.text for each in watch.patterns)
-        seen: list[str] = []
-        yield from sift(names, watch.may_see, seen)
-
-        def shows(record: TopicRecord) -> bool:
-            return record.topic in seen if record.topic in names else watch.shows(record)
-
-        found: list[TopicRecord] = []
-        yield from sift(self._topics.by_name.behind(""), shows, found)
-        topics = [record.topic for record in found]
+    def _list(
+        self, number: int, watch: _Watch, cursor: str, is_visible: Callable[[str], bool]
+    ) -> Steps:
+        """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor."""
+        topics: list[str] = []
+        for record in self._topics.by_name.behind(""):
+            if _is_told(record.topic, is_visible) and watch.matches(record.topic):
+                topics.append(record.topic)
+            yield None
         self._reply(number, watch, {"cursor": cursor, "topics": topics})
 
     def _fail(self, number: int, watch: _Watch, error: DanubeError) -> None:
@@ -197,3 +164,8 @@ class Watches:
 
     def _reply(self, number: int, watch: _Watch, value: dict[str, Any]) -> None:
         self._connections.reply(number, protocol.Result(watch.command.request, value))
+
+
+def _is_told(topic: str, is_visible: Callable[[str], bool]) -> bool:
+    """Whether a client is told of a topic that it may look up: the name of a reply topic is a secret."""
+    return not topic.startswith(REPLY_TOPICS) and is_visible(topic)

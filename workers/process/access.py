@@ -15,6 +15,7 @@ from typing import Any
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import PermissionDenied, Unavailable
 from danube_fast.security.authentication import Identity
+from danube_fast.security.authorization import Authorizer
 from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.changed_rights import Changes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
@@ -48,7 +49,7 @@ def may_not_publish(setter: str, topic: str) -> PermissionDenied:
     )
 
 
-class Access:
+class Access(Authorizer):
     """The Authenticator and the Authorizer of a secured process. ZAP's thread asks `admits`, the loop all else.
 
     A question to the authorizer of another package is Undecided until it has answered.
@@ -183,6 +184,23 @@ class Access:
             return
         self._check_fresh()
         self.check(principal, permission, resource)
+
+    def visible_to(self, principal: str) -> Callable[[str], bool]:
+        """Return a function that tells whether lists show a resource to the principal: by roles, and within the scopes that
+        the authorizer of another package gives. Raises PermissionDenied, Unavailable, Undecided, whatever there is to show."""
+        self._check_fresh()
+        scopes = None
+        if self._outer is not None and principal != BOOTSTRAP:
+            scopes = self._outer.lookup_scopes(principal)
+
+        def is_visible(resource: str) -> bool:
+            of_reply = self._permits_reply(principal, Permission.LOOKUP, resource)
+            if of_reply is not None:
+                return of_reply
+            is_given = self.policy.permits(principal, Permission.LOOKUP, resource)
+            return is_given and (scopes is None or scopes.cover(resource))
+
+        return is_visible
 
     def permits(self, principal: str, permission: Permission, resource: str) -> bool:
         """Whether the principal may do that, by the copy as it is. Raises Undecided."""

@@ -9,7 +9,6 @@ from danube_fast.broker.messages import ListClients
 from danube_fast.errors import DanubeError, InvalidArgument
 from danube_fast.roles import COORDINATOR
 from danube_fast.types import Permission
-from danube_fast.undecided import when_decided
 
 __all__: list[str] = []
 
@@ -40,9 +39,6 @@ def list_clients(
             if error is not None:
                 answer.fail(error)
                 return
-            when_decided(lambda: shown(page), answer.fail)
-
-        def shown(page: ClientPage) -> None:
             for row in page.clients:
                 row.process = context.processes.name(process)
                 visibility.hide(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound, PermissionDenied
 from danube_fast.roles import Owner, Processes
 from danube_fast.types import CLUSTER, Permission
-from danube_fast.undecided import Steps, Undecided
+from danube_fast.undecided import Undecided
 
 __all__ = [
     "OPERATIONS",
@@ -30,6 +30,7 @@ __all__ = [
     "Answer",
     "Asker",
     "Operation",
+    "Steps",
     "ask_owners",
     "check",
     "operation",
@@ -37,29 +38,45 @@ __all__ = [
     "run",
 ]
 
+Steps = Iterator[None]
+"""Long work in steps."""
+
+
+class Authorizer(Protocol):
+    """Decides what principals may do; see `danube_fast/security/authorization.py`."""
+
+    def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+        """Return if it may. Raises PermissionDenied, Unavailable."""
+        ...
+
+    def visible_to(self, principal: str) -> Callable[[str], bool]:
+        """Return a function that tells whether lists show a resource. Raises PermissionDenied, Unavailable."""
+        ...
+
 
 class Asker:
     """Principal that asks for an operation."""
 
-    def __init__(
-        self, principal: str = "", authorize: Callable[[str, Permission, str], None] | None = None,
-        known: dict[str, bool] | None = None,
-    ) -> None:  # fmt: skip
-        """`authorize`: as in `run`; None: the broker itself asks, which may do everything. `known`: as the field."""
-        self.known = {} if known is None else known
-        """Whether it may look resources up, of those that a list has asked about."""
+    def __init__(self, principal: str = "", authorizer: Authorizer | None = None) -> None:
+        """`authorizer`: None: the broker itself asks, which may do everything."""
         self.principal = str(principal)
         """Its name, for records and messages."""
-        self._identity, self._authorize = principal, authorize
+        self._identity, self._authorizer = principal, authorizer
 
     def may(self, permission: Permission, resource: str) -> bool:
         """Whether the principal has that permission there. Raises Unavailable while that is not known."""
-        if self._authorize is not None:
+        if self._authorizer is not None:
             try:
-                self._authorize(self._identity, permission, resource)
+                self._authorizer.authorize(self._identity, permission, resource)
             except PermissionDenied:
                 return False
         return True
+
+    def visible(self) -> Callable[[str], bool]:
+        """Return a function that tells whether lists show a resource to the principal. Raises PermissionDenied, Unavailable."""
+        if self._authorizer is None:
+            return lambda resource: True
+        return self._authorizer.visible_to(self._identity)
 
 
 class Answer:
@@ -330,18 +347,16 @@ def operation(
 
 def run(
     context: AdminContext,
-    authorize: Callable[[str, Permission, str], None],
+    authorizer: Authorizer,
     principal: str,
     name: str,
     arguments: dict[str, Any],
     answer: Answer,
-    known: dict[str, bool] | None = None,
 ) -> None:
-    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided. `known`: as of
-    Asker."""
+    """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided."""
     try:
-        operation, values = check(authorize, principal, name, arguments)
-        answer.asker = Asker(principal, authorize, known)
+        operation, values = check(authorizer.authorize, principal, name, arguments)
+        answer.asker = Asker(principal, authorizer)
         operation.function(context, answer, **values)
     except Undecided:
         raise

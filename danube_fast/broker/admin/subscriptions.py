@@ -8,15 +8,13 @@ from typing import Any
 import msgspec
 
 from danube_fast.broker import messages as m
-from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.admin.registry import AdminContext, Answer, Asker, ask_owners, operation
 from danube_fast.broker.admin.topics import topic_stats
-from danube_fast.broker.admin.visibility import Visibility
 from danube_fast.broker.answers import SubscriptionTotals
 from danube_fast.broker.subscription.policy import parse_policy
 from danube_fast.broker.topics.creation import check_dead_letter_topic
 from danube_fast.errors import DanubeError, InvalidArgument, NotFound
 from danube_fast.types import Permission, parse_topic
-from danube_fast.undecided import allowed, when_decided
 
 __all__: list[str] = []
 
@@ -26,29 +24,29 @@ def _with_subscriptions(
     answer: Answer,
     topic: str,
     then: Callable[[list[SubscriptionTotals]], None],
+    asker: Asker | None = None,
 ) -> None:
-    """Gather the subscriptions of a topic and go on with them, or fail."""
+    """Gather the subscriptions of a topic that `asker` may look up and go on with them, or fail; None: all."""
 
     def got(value: Any, error: DanubeError | None) -> None:
         if error is not None:
             answer.fail(error)
             return
-        when_decided(lambda: then(value.subscriptions), answer.fail)
+        try:
+            then(value.subscriptions)
+        except DanubeError as failure:
+            answer.fail(failure)
 
-    topic_stats(context, Answer(got), topic=topic)
+    gathered = Answer(got)
+    if asker is not None:
+        gathered.asker = asker
+    topic_stats(context, gathered, topic=topic)
 
 
 @operation(Permission.LOOKUP, "topic")
 def list_subscriptions(context: AdminContext, answer: Answer, *, topic: str) -> None:
     """List the subscriptions of a topic that the caller may look up: type, lag, what is unacked, who consumes."""
-    visibility = Visibility(context, answer.asker)
-
-    def found(subs: list[SubscriptionTotals]) -> None:
-        answer.done(
-            allowed(subs, lambda sub: visibility.shows_subscription(topic, sub.subscription))
-        )
-
-    _with_subscriptions(context, answer, topic, found)
+    _with_subscriptions(context, answer, topic, answer.done, answer.asker)
 
 
 def _subscription_rights(values: dict[str, Any]) -> list[tuple[Permission, str]]:

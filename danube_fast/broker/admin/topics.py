@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from danube_fast.broker.admin.registry import AdminContext, Answer, ask_owners, operation
+from danube_fast.broker.admin.registry import AdminContext, Answer, Steps, ask_owners, operation
 from danube_fast.broker.admin.visibility import Visibility, answer_in_slices
 from danube_fast.broker.answers import (
     PartitionPlace,
@@ -20,7 +20,6 @@ from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.broker.topics.reply_topics import owner_of_new
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
 from danube_fast.types import REPLY_TOPICS, Permission, parse_topic
-from danube_fast.undecided import Steps, allowed, sift, when_decided
 
 __all__ = ["topic_stats"]
 
@@ -99,13 +98,19 @@ def list_topics(
     visibility = Visibility(context, answer.asker)
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
 
-    def is_listed(record: TopicRecord) -> bool:
-        is_asked_for = not pattern or fnmatch.fnmatchcase(record.topic, pattern)
-        return is_asked_for and visibility.shows_topic(record.topic)
+    def is_listed(topic: str) -> bool:
+        # in this order a hidden name costs what it costs, whether it matches or not
+        return visibility.shows_topic(topic) and (
+            not pattern or fnmatch.fnmatchcase(topic, pattern)
+        )
 
     def steps() -> Steps:
         found: list[TopicRecord] = []
-        yield from sift(context.topics.by_name.behind(after, namespace), is_listed, found, count)
+        records = context.topics.by_name.behind(after, namespace)
+        while len(found) < count and (record := next(records, None)) is not None:
+            if is_listed(record.topic):
+                found.append(record)
+            yield None
         answer.done([TopicSummary.of(record) for record in found])
 
     answer_in_slices(context, answer, steps)
@@ -147,15 +152,14 @@ def topic_stats(context: AdminContext, answer: Answer, *, topic: str) -> None:
         if errors:
             answer.fail(errors[0])
             return
-        when_decided(lambda: shown([entry for value in values for entry in value]), answer.fail)
-
-    def shown(entries: list[Any]) -> None:
+        entries = [entry for value in values for entry in value]
         stats = {entry.partition_id: entry for entry in entries}
         for entry in entries:
-            entry.subscriptions = allowed(
-                entry.subscriptions,
-                lambda sub: visibility.shows_subscription(topic, sub.subscription),
-            )
+            entry.subscriptions = [
+                each
+                for each in entry.subscriptions
+                if visibility.shows_subscription(topic, each.subscription)
+            ]
         partitions = [
             msgspec.structs.replace(stats[number], partition=record.partition_topic(index))
             for index, number in enumerate(record.partition_ids)
