@@ -48,7 +48,7 @@ def processes_of(broker: Broker) -> list[int]:
 def test_from_the_constructor_to_stop() -> None:
     broker = Broker()
     folder, pids = broker.data_dir.parent, processes_of(broker)
-    assert len(pids) == 3 and broker.worker_pids == pids[2:] and broker.url in repr(broker)
+    assert len(pids) == 4 and broker.worker_pids == pids[3:] and broker.url in repr(broker)
     with urllib.request.urlopen(f"{broker.admin_url}/healthz", timeout=60) as answer:
         assert answer.status == 200
     with broker.client(name="me") as client:

@@ -9,8 +9,8 @@
       admin socket             listening    coordinator
       sign-on socket           listening    sign_on
 
-No process is forked without exec, and all are started from the main thread: PR_SET_PDEATHSIG fires
-when the starting thread ends. Nothing has a name in a file system.
+All are started from the main thread: PR_SET_PDEATHSIG fires when the starting thread ends. Nothing has a
+name in a file system.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ import contextlib
 import ipaddress
 import os
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from danube_fast.checks import COMPONENTS
-from danube_fast.children import child_environment, module_command
-from danube_fast.config import ENVIRONMENT_PREFIX, PORT_MAX, Settings, join_address, split_address
+from danube_fast.config import PORT_MAX, Settings, join_address, split_address
 from danube_fast.descriptors import IPC_DESCRIPTORS_MIN, descriptor_limit
 from danube_fast.errors import DataLoss, InvalidArgument, Unavailable
 from danube_fast.net.host import host_id
@@ -39,10 +36,10 @@ from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, pl
 from danube_fast.roles import COORDINATOR, Owner, Processes, Role
 from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.supervisor.datadir import DataDirectory
+from danube_fast.workers.supervisor.forks import Child, ForkServer
 
 __all__ = ["Addresses", "Shared", "processes_of"]
 
-STANDARD_ERROR = 2
 ALL_INTERFACES = ("0.0.0.0", "::", "*")  # noqa: S104 - recognised, not bound
 HTTP_BACKLOG = 128
 MODULES = {
@@ -293,7 +290,12 @@ class Shared:
                 apply_plan(memory, plan)
         return stuck
 
-    def spawn(self, process: int, epoch: int) -> subprocess.Popen[bytes]:
+    def start_fork_server(self) -> ForkServer:
+        """Start the fork server for all processes. Call from the main thread, once the kernels are compiled."""
+        roles = dict.fromkeys(self.processes.roles)
+        return ForkServer([MODULES[role] for role in roles])
+
+    def spawn(self, forks: ForkServer, process: int, epoch: int) -> Child:
         """Start the child of an index. Call from the main thread."""
         config = self._config(process, epoch)
         boot_fd = os.memfd_create("danube-fast-boot", os.MFD_CLOEXEC)
@@ -304,17 +306,8 @@ class Shared:
             for _, outbound, inbound in config.mailbox_fds:
                 passed += [outbound, inbound]
             passed += [fd for fd in (config.admin_fd, config.sign_on_fd) if fd >= 0]
-            environment = child_environment()
-            for name in COMPONENTS:  # children have the settings from their boot
-                environment.pop(f"{ENVIRONMENT_PREFIX}{name.upper()}", None)
-            return subprocess.Popen(
-                module_command(MODULES[config.role], "--boot-fd", str(boot_fd)),
-                stdin=subprocess.DEVNULL,
-                stdout=STANDARD_ERROR,  # our own output is one ready line
-                pass_fds=passed,
-                env=environment,
-                process_group=0,  # a terminal's Ctrl-C is for the supervisor alone
-            )
+            title = f"danube-fast {self.processes.name(process)}"
+            return forks.fork(MODULES[config.role], title, ["--boot-fd", str(boot_fd)], passed)
         finally:
             os.close(boot_fd)
 

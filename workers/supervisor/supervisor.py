@@ -3,7 +3,7 @@
       serve()
         lock the data directory, check its format, find its logs
         compile kernels in a short-lived child (skipped when the cache is warm)
-        spawn coordinator and workers --> all READY --> the ready line, once
+        fork coordinator and workers --> all READY --> the ready line, once
         loop:  pidfds      a child ended: mark it FAILED, wake the others, restart it later
                heartbeats  one that does not advance: SIGKILL, then as above
                signals     SIGTERM, SIGINT: workers first, then the coordinator, then SIGKILL
@@ -20,7 +20,6 @@ import select
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -51,6 +50,7 @@ from danube_fast.security.authorizers import check_authorizer
 from danube_fast.types import AUTH_NONE_TEXT
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
+from danube_fast.workers.supervisor.forks import Child, ForkServer
 from danube_fast.workers.supervisor.precompile import precompile
 from danube_fast.workers.supervisor.spawn import Shared, processes_of
 
@@ -74,20 +74,18 @@ class _Child:
     def __init__(self, process: int, name: str) -> None:
         self.process = process
         self.name = name.replace("-", " ")
-        self.popen: subprocess.Popen[bytes] | None = None
-        self.pidfd = -1
+        self.running: Child | None = None
         self.epoch = self.started_ns = self.beat_count = self.beat_ns = self.quick_deaths = 0
         self.restart_ns = 0
 
     @property
     def is_alive(self) -> bool:
-        return self.popen is not None
+        return self.running is not None
 
     def close(self) -> None:
-        self.popen = None
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        if self.running is not None:
+            self.running.close()
+            self.running = None
 
 
 class _Signals:
@@ -124,10 +122,11 @@ class Supervisor:
     """Run the processes of one broker, from the first start to the last stop."""
 
     def __init__(
-        self, settings: Settings, shared: Shared, signals: _Signals, clock: Clock, output: _Output
-    ) -> None:
+        self, settings: Settings, shared: Shared, forks: ForkServer, signals: _Signals, clock: Clock,
+        output: _Output,
+    ) -> None:  # fmt: skip
         self._settings, self._shared, self._signals, self._clock = settings, shared, signals, clock
-        self._output = output
+        self._forks, self._output = forks, output
         names = map(shared.processes.name, range(shared.process_count))
         self._children = [_Child(process, name) for process, name in enumerate(names)]
         self._was_ready = False
@@ -160,8 +159,7 @@ class Supervisor:
         child.started_ns = child.beat_ns = self._clock.monotonic_ns()
         child.beat_count = self._shared.control.heartbeat_count(child.process)
         self._shared.control.set_restarts(child.process, child.epoch - 1)
-        child.popen = self._shared.spawn(child.process, child.epoch)
-        child.pidfd = os.pidfd_open(child.popen.pid)
+        child.running = self._shared.spawn(self._forks, child.process, child.epoch)
 
     def _is_alive(self, process: int) -> bool:
         return self._children[process].is_alive
@@ -173,19 +171,19 @@ class Supervisor:
             self._output.note(
                 f"a ring between {child.name} and {peer.name} is damaged; both start anew"
             )
-            if peer.popen is not None:
-                peer.popen.kill()
-                peer.popen.wait()
+            if peer.running is not None:
+                peer.running.send_signal(signal.SIGKILL)
+                peer.running.wait()
             self._mark_dead(peer)
         if stuck:
             self._shared.repair_rings(child.process, self._is_alive)
 
     def _look_after(self, child: _Child, now_ns: int) -> None:
-        if child.popen is None:
+        if child.running is None:
             if now_ns >= child.restart_ns:
                 self._start(child)
             return
-        code = child.popen.poll()
+        code = child.running.poll()
         if code is not None:
             self._mark_dead(child)
             self._plan_restart(child, code, now_ns)
@@ -203,12 +201,12 @@ class Supervisor:
         settings = self._settings
         ready = state == ProcessState.READY
         limit_ms = settings.heartbeat_timeout_ms if ready else settings.worker_start_timeout_ms
-        if now_ns - child.beat_ns > limit_ms * MILLISECOND_NS and child.popen is not None:
+        if now_ns - child.beat_ns > limit_ms * MILLISECOND_NS and child.running is not None:
             self._output.note(
-                f"{child.name} (pid {child.popen.pid}) has not shown life for {limit_ms} ms; it is "
+                f"{child.name} (pid {child.running.pid}) has not shown life for {limit_ms} ms; it is "
                 "killed and started again"
             )
-            child.popen.kill()
+            child.running.send_signal(signal.SIGKILL)
             child.beat_ns = now_ns
 
     def _mark_dead(self, child: _Child) -> None:
@@ -247,7 +245,9 @@ class Supervisor:
             addresses.ports[child.process] = self._shared.control.port(child.process)
         self._shared.directory.note_used()
         pids = {
-            child.process: child.popen.pid for child in self._children if child.popen is not None
+            child.process: child.running.pid
+            for child in self._children
+            if child.running is not None
         }
         worker_pids = [pids[process] for process in self._shared.processes.workers]
         self._output.ready(self._shared, pids[COORDINATOR], worker_pids)
@@ -266,8 +266,8 @@ class Supervisor:
         poller = select.poll()
         poller.register(self._signals.fileno(), select.POLLIN)
         for child in self._children:
-            if child.pidfd >= 0:
-                poller.register(child.pidfd, select.POLLIN)
+            if child.running is not None:
+                poller.register(child.running.pidfd, select.POLLIN)
         poller.poll(timeout_ms)
         self._signals.drain()
 
@@ -285,11 +285,11 @@ class Supervisor:
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
         signals_before = self._signals.count
         for child in children:
-            if child.popen is not None:
-                child.popen.terminate()
+            if child.running is not None:
+                child.running.send_signal(signal.SIGTERM)
         while any(child.is_alive for child in children):
             for child in children:
-                if child.popen is not None and child.popen.poll() is not None:
+                if child.running is not None and child.running.poll() is not None:
                     self._mark_dead(child)
             left_ns = deadline_ns - self._clock.monotonic_ns()
             if left_ns <= 0 or self._signals.count > signals_before:
@@ -297,10 +297,11 @@ class Supervisor:
             if any(child.is_alive for child in children):
                 self._wait(min(left_ns // MILLISECOND_NS + 1, WATCH_LOOK_MS))
         for child in children:
-            if child.popen is not None:
-                self._output.note(f"{child.name} (pid {child.popen.pid}) did not stop; killing it")
-                child.popen.kill()
-                child.popen.wait()
+            if child.running is not None:
+                pid = child.running.pid
+                self._output.note(f"{child.name} (pid {pid}) did not stop; killing it")
+                child.running.send_signal(signal.SIGKILL)
+                child.running.wait()
                 child.close()
 
 
@@ -489,7 +490,9 @@ def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None
         if not precompile(signals.fileno(), lines.note, clock):
             return
         try:
-            Supervisor(settings, shared, signals, clock, lines).run()
+            forks = shared.start_fork_server()
+            cleanup.callback(forks.close)
+            Supervisor(settings, shared, forks, signals, clock, lines).run()
         except DanubeError:
             raise  # Unavailable is an OSError too
         except OSError as error:
