@@ -30,6 +30,8 @@ __all__ = [
     "TopicPattern",
     "check_namespace",
     "check_settings",
+    "glob_front",
+    "namespace_front",
     "parse_topic",
     "partition_topic",
 ]
@@ -85,6 +87,7 @@ def check_settings(dispatch: str | None, durability: str | None) -> None:
 
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 class TopicName(str):
@@ -126,7 +129,7 @@ def check_namespace(name: str) -> None:
 class TopicPattern:
     """A glob over the topics of one namespace, such as `/iot/dev-*`. Raises InvalidArgument."""
 
-    __slots__ = ("_is_match", "text")
+    __slots__ = ("_is_match", "front", "text")
 
     def __init__(self, text: str) -> None:
         parts = text.split("/") if isinstance(text, str) else []
@@ -136,11 +139,23 @@ class TopicPattern:
                 "namespace by its name, and behind it '*', '?' or '[...]' where you like"
             )
         self.text = text
+        self.front = glob_front(text)
+        """How all names begin that match."""
         self._is_match = re.compile(fnmatch.translate(text)).match
 
     def matches(self, topic: str) -> bool:
         """Whether that topic is one of them."""
         return self._is_match(topic) is not None
+
+
+def glob_front(pattern: str) -> str:
+    """Return the literal front of a glob of `fnmatch`."""
+    return _WILDCARD.split(pattern, maxsplit=1)[0]
+
+
+def namespace_front(namespace: str) -> str:
+    """Return how the names of all topics of a namespace begin; of "" those of all."""
+    return f"/{namespace}/" if namespace else ""
 
 
 PART_MARK = "-part-"

@@ -6,11 +6,11 @@ asked all the same, so that no command is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-from danube_fast.errors import PermissionDenied
+from danube_fast.errors import PermissionDenied, Unavailable
 from danube_fast.types import Permission
+from danube_fast.visible import Visible
 
 __all__ = ["AllowAll", "Authorizer", "Permission"]
 
@@ -25,20 +25,20 @@ class Authorizer(Protocol):
         """
         ...
 
-    def visible_to(self, principal: str) -> Callable[[str], bool]:
-        """Return a function that tells whether lists show a resource to `principal`: those that it may look up.
+    def visible_to(self, principal: str) -> Visible:
+        """Return what lists show to `principal`: what it may look up.
 
-        Raises Unavailable, PermissionDenied; neither depends on what there is to show.
+        Raises Unavailable, which does not depend on what there is to show.
         """
 
-        def is_visible(resource: str) -> bool:
+        def shows(resource: str) -> bool:
             try:
                 self.authorize(principal, Permission.LOOKUP, resource)
-            except PermissionDenied:
+            except (PermissionDenied, Unavailable):
                 return False
             return True
 
-        return is_visible
+        return Visible(shows)
 
 
 class AllowAll(Authorizer):

@@ -9,8 +9,8 @@ only take rights away, so that a fault of its rules gives none. One that cannot 
 
 It is asked in threads of the coordinator and of the workers, when handles open and when rights have changed, never for a
 message. For a list it is asked one question, within which scopes names are shown: questions about each name would tell by
-their time how many names are hidden. If its rules change while the broker runs, its attribute `version`, a number, changes: then all that is open is
-looked at again. That is read in a thread, too.
+their time how many names are hidden. If its rules change while the broker runs, its attribute `version`, a number,
+changes: then all that is open is looked at again. That is read in a thread, too.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ ANSWER_NS = 5 * SECOND_NS
 """How long an answer counts: a command needs several, and passes over what is open follow each other."""
 FAULT_NS = SECOND_NS
 """How long no answer counts as one."""
+SCOPES_NS = 60 * SECOND_NS
+"""How long lists go by scopes: clients that watch ask every few seconds."""
+SCOPES_KEPT_MAX = 131_072
+"""Of all principals together."""
 VERSION_NS = SECOND_NS
 """How often the version of its rules is read."""
 VERSIONS_LATE_MAX = 3
@@ -87,7 +91,7 @@ class Rules(Protocol):
 
     def lookup_scopes(self, principal: str) -> Iterable[str]:
         """Return the scopes (`security/scopes.py`) within which lists show names to `principal`, such as ["namespace:shop"];
-        ["cluster"] for all that roles show, none for nothing. Raises PermissionDenied if it may not list at all."""
+        ["cluster"] for all that roles show, none for nothing, as does PermissionDenied."""
         ...
 
 
@@ -111,14 +115,20 @@ class _Key(NamedTuple):
 
     @property
     def asker(self) -> Hashable:
-        """Owner of its threads. What else an administrator wants to know holds up nothing that may be urgent."""
-        return self if self.is_of_administrator else self.principal
+        """Owner of its threads. Nothing that is urgent is held up by what else an administrator wants to know, and nothing
+        that shall be opened by lists."""
+        return self if self.is_of_administrator or self.resource is None else self.principal
 
 
 class _Answer(NamedTuple):
     found: Any
     error: DanubeError | None
     until_ns: int
+
+    @property
+    def weight(self) -> int:
+        """Scopes that it has; at least 1 if it is about scopes."""
+        return self.found.count + 1 if isinstance(self.found, LookupScopes) else 0
 
 
 class _Question:
@@ -152,6 +162,9 @@ class AskedAuthorizer:
         self._lock = threading.RLock()
         """Over the tables."""
         self._answers: dict[_Key, _Answer] = {}
+        self._scopes: dict[_Key, _Answer] = {}
+        """Answers that are scopes, and how many those are."""
+        self._scopes_kept = 0
         self._questions: dict[_Key, _Question] = {}
         """In the order of their deadlines."""
         self._of_one: Counter[str] = Counter()
@@ -176,14 +189,13 @@ class AskedAuthorizer:
         self._answer_to(_Key(str(principal), permission, resource), is_first)
 
     def lookup_scopes(self, principal: str) -> LookupScopes:
-        """Return the scopes within which lists show names. Raises PermissionDenied, Unavailable; Undecided while it is
-        asked."""
+        """Return the scopes within which lists show names. Raises Unavailable; Undecided while it is asked."""
         return cast("LookupScopes", self._answer_to(_Key(str(principal), Permission.LOOKUP, None)))
 
     def _answer_to(self, key: _Key, is_first: bool = False) -> object:
         """Return what was answered, or raise that; Undecided while it is asked."""
         with self._lock:
-            known = self._answers.get(key)
+            known = self._answers_like(key).get(key)
             if known is not None and self._clock.monotonic_ns() < known.until_ns:
                 if known.error is not None:
                     raise type(known.error)(*known.error.args)
@@ -204,11 +216,9 @@ class AskedAuthorizer:
         """Give up questions whose time is over, forget old answers, replace threads that are lost, and read the version when
         it is time."""
         with self._lock:
-            while self._answers:
-                first = next(iter(self._answers))
-                if self._answers[first].until_ns > now_ns:
-                    break
-                del self._answers[first]
+            for answers in (self._answers, self._scopes):
+                while answers and next(iter(answers.values())).until_ns <= now_ns:
+                    self._forget(next(iter(answers)))
             old = takewhile(lambda each: each[1].deadline_ns <= now_ns, self._questions.items())
             late = list(old)
         if late or now_ns - self._replaced_ns >= REPLACE_NS:
@@ -294,12 +304,15 @@ class AskedAuthorizer:
         outcome = answer.result()
         error = outcome.error
         if error is None:
-            self._end(key, question, outcome.found, None, ANSWER_NS)
+            ns = ANSWER_NS if key.resource is not None else SCOPES_NS
+            self._end(key, question, outcome.found, None, ns)
         elif isinstance(error, PermissionDenied):
             self._end(key, question, None, PermissionDenied(said(error)), ANSWER_NS)
         else:
-            # a fault of a network or a file may be over soon; Unavailable is one of these
-            kind = Unavailable if isinstance(error, OSError) else PermissionDenied
+            # a fault of a network or a file may be over soon; Unavailable is one of these. Without scopes nothing is given
+            # either way, and consumers of patterns wait for them
+            may_end = isinstance(error, OSError) or key.resource is None
+            kind = Unavailable if may_end else PermissionDenied
             self._fail(key, question, kind, "cannot decide", said(error, repr))
 
     def _fail(
@@ -327,15 +340,29 @@ class AskedAuthorizer:
             self._of_one[key.principal] -= 1
             if not self._of_one[key.principal]:
                 del self._of_one[key.principal]
-            self._answers.pop(key, None)
-            self._answers[key] = _Answer(found, error, self._clock.monotonic_ns() + ns)
-            if len(self._answers) > ANSWERS_MAX:
-                del self._answers[next(iter(self._answers))]
+            self._keep(key, _Answer(found, error, self._clock.monotonic_ns() + ns))
         for step in waiting:
             try:
                 step()
             except Exception:  # the others go on
                 _log.exception("what has waited for the authorizer %s failed", self._name)
+
+    def _answers_like(self, key: _Key) -> dict[_Key, _Answer]:
+        return self._scopes if key.resource is None else self._answers
+
+    def _keep(self, key: _Key, answer: _Answer) -> None:
+        self._forget(key)
+        self._answers_like(key)[key] = answer
+        self._scopes_kept += answer.weight
+        if len(self._answers) > ANSWERS_MAX:
+            self._forget(next(iter(self._answers)))
+        while self._scopes_kept > SCOPES_KEPT_MAX:
+            self._forget(next(iter(self._scopes)))
+
+    def _forget(self, key: _Key) -> None:
+        answer = self._answers_like(key).pop(key, None)
+        if answer is not None:
+            self._scopes_kept -= answer.weight
 
     # ---------------------------------------------------------------- version
 
@@ -370,7 +397,8 @@ class AskedAuthorizer:
         self.version = outcome.found
         now_ns = self._clock.monotonic_ns()
         with self._lock:
-            self._answers.clear()
+            for known in (*self._answers, *self._scopes):
+                self._forget(known)
             for key, question in list(self._questions.items()):
                 before, question.answer = question.answer, None
                 if before is not None:
@@ -401,7 +429,10 @@ def _ask(inner: Rules, key: _Key) -> LookupScopes | None:
     """Ask for a right, or for scopes. A right for which something is returned, False perhaps, is not permitted. Raises what
     the authorizer raises."""
     if key.resource is None:
-        return LookupScopes(inner.lookup_scopes(key.principal))
+        try:
+            return LookupScopes(inner.lookup_scopes(key.principal))
+        except PermissionDenied:
+            return LookupScopes(())
     found: object = cast("Callable[..., object]", inner.authorize)(*key)
     if found is not None:
         # without the value, whose text a foreign package makes

@@ -19,7 +19,7 @@ from danube_fast.security.records import (
     Revocation,
     SignOn,
 )
-from danube_fast.security.scopes import NAMESPACE_PREFIX
+from danube_fast.security.scopes import front_of
 from danube_fast.types import CLUSTER
 
 __all__ = ["ChangedRights", "Changes"]
@@ -75,7 +75,7 @@ class ChangedRights:
         fronts: dict[str, list[str]] = {}
         has_groups = False
         for subject, scope in taken:
-            fronts.setdefault(subject, []).append(_front_of(scope))
+            fronts.setdefault(subject, []).append(front_of(scope))
             has_groups = has_groups or not subject.startswith("user:")
         return Changes(fronts, has_groups)
 
@@ -94,12 +94,3 @@ class ChangedRights:
                 self._noted = None
         if len(noted) > NOTED_MAX:
             self._noted = None
-
-
-def _front_of(scope: str) -> str:
-    """Return how all begin that a scope covers, of topics and subscriptions."""
-    if scope == CLUSTER:
-        return ""
-    front = scope.partition("*")[0].partition("?")[0]
-    namespace = front.removeprefix(NAMESPACE_PREFIX)
-    return front if namespace == front else f"/{namespace}"

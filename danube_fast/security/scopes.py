@@ -25,6 +25,7 @@ __all__ = [
     "Glob",
     "Scope",
     "ScopeKind",
+    "front_of",
     "parse_scope",
 ]
 
@@ -87,6 +88,17 @@ def parse_scope(text: str) -> Scope:
             if _is_name_glob(subscription):
                 return Scope(ScopeKind.SUBSCRIPTION, text, parts[1], parts[2], subscription)
     raise _not_a_scope(text)
+
+
+def front_of(scope: str) -> str:
+    """Return how all begin that a checked scope covers, of topics and subscriptions."""
+    if scope == CLUSTER:
+        return ""
+    front = scope.partition("*")[0].partition("?")[0]
+    namespace = front.removeprefix(NAMESPACE_PREFIX)
+    if namespace == front:
+        return front
+    return f"/{namespace}" if len(front) < len(scope) else f"/{namespace}/"
 
 
 class Glob:

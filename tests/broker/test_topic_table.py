@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from danube_fast.broker.topics.table import TopicTable
+from danube_fast.types import namespace_front
 
 NAMES = ["/a-b/x", "/a/x", "/a/y", "/a0/x", "/b/x"]
 
@@ -22,7 +23,7 @@ def table_of(*names: str) -> TopicTable:
 
 
 def names(table: TopicTable, after: str = "", namespace: str = "") -> list[str]:
-    return [record.topic for record in table.behind(after, namespace)]
+    return [record.topic for record in table.behind(after, (namespace_front(namespace),))]
 
 
 def test_topics_come_in_the_order_of_their_names() -> None:
@@ -57,4 +58,17 @@ def test_one_topic_of_many_is_found_without_a_look_at_the_others() -> None:
             return super().startswith(*arguments)
 
     table = table_of(*[Counted(f"/a/{number:05}") for number in range(10_000)])
-    assert next(table.behind("/a/05000", "a")).topic == "/a/05001" and looks == 1
+    assert next(table.behind("/a/05000", ("/a/",))).topic == "/a/05001" and looks == 1
+
+
+def test_a_list_goes_by_fronts_alone() -> None:
+    table = table_of(*NAMES, "/a/x1", "/a/xx")
+    for after, fronts, expected in (
+        ("", ("/a/x",), ["/a/x", "/a/x1", "/a/xx"]),
+        ("/a/x", ("/a/x",), ["/a/x1", "/a/xx"]),
+        ("/a/x1", ("/a-b/", "/a/x", "/b/x"), ["/a/xx", "/b/x"]),
+        ("", (), []),
+        ("", ("/a/nothing", "/c/"), []),
+        ("/b/x", ("",), []),
+    ):
+        assert [each.topic for each in table.behind(after, fronts)] == expected

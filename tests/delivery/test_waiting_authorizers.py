@@ -245,6 +245,37 @@ def test_lists_wait_for_answers_and_tell_what_they_permit(stage: Stage) -> None:
         assert consumer.receive(timeout=WAIT_SECONDS).payload == b"55"
 
 
+def test_a_pattern_passes_over_what_lists_show_and_may_not_be_looked_up(stage: Stage) -> None:
+    """Scopes are wider than rules may be; a topic that is denied ends no consumer of the others."""
+    with stage.server.come_in("ann") as ann, stage.server.come_in("pia") as pia:
+        for number in range(3):
+            ann.admin.create_topic(f"/shop/t{number}", durability="memory")
+        stage.change(ann.admin, "pia lookup /shop/t0\npia lookup /shop/secret")
+        assert "/shop/t0" in [each["topic"] for each in pia.admin.list_topics("shop")]
+        consumer = pia.consumer(pattern="/shop/*", subscription="all", initial_position="earliest")
+        for topic in ("/shop/t0", "/shop/t1"):
+            ann.producer(topic).publish(topic.encode())
+        assert consumer.receive(timeout=WAIT_SECONDS).payload == b"/shop/t1"
+        ann.admin.create_topic("/shop/secret", durability="memory")
+        for topic in ("/shop/secret", "/shop/t2"):
+            ann.producer(topic).publish(topic.encode())
+        assert consumer.receive(timeout=WAIT_SECONDS).payload == b"/shop/t2"
+
+
+def test_a_pattern_waits_for_an_authorizer_that_is_repaired(stage: Stage) -> None:
+    with stage.server.come_in("ann") as ann, stage.server.come_in("pia") as pia:
+        ann.admin.create_topic("/shop/t0", durability="memory")
+        consumer = pia.consumer(pattern="/shop/t*", subscription="all", initial_position="earliest")
+        stage.change(ann.admin, "pia shows no-scope")
+        with pytest.raises(Unavailable, match="could not decide which names"):
+            pia.admin.list_topics("shop")
+        ann.admin.create_topic("/shop/t1", durability="memory")
+        ann.producer("/shop/t1").publish(b"1")
+        assert consumer.receive(timeout=1.0) is None, "it is told of no topic, and goes on"
+        stage.change(ann.admin, "")
+        assert consumer.receive(timeout=WAIT_SECONDS).payload == b"1"
+
+
 def test_an_administrator_disables_users_whose_questions_hang(stage: Stage) -> None:
     users = [f"u{number}" for number in range(6)]
     with stage.server.come_in("ann") as ann:

@@ -321,8 +321,8 @@ def shown_to(loop: Loop, principal: str) -> list[str]:
     shown: list[Any] = []
 
     def step() -> None:
-        is_visible = loop.access.visible_to(principal)
-        shown.append([each for each in (TOPIC, "/other/orders") if is_visible(each)])
+        visible = loop.access.visible_to(principal)
+        shown.append([each for each in (TOPIC, "/other/orders") if visible.shows(each)])
 
     when_decided(step, shown.append)
     loop.until("the answer", lambda: shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import count, repeat
 from types import SimpleNamespace
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import admin
+from danube_fast.broker.topics.records import TopicRecord
+from danube_fast.broker.topics.table import TopicTable
 from danube_fast.clock import SECOND_NS, SystemClock
 from danube_fast.errors import DanubeError, InvalidArgument, PermissionDenied, Unavailable
-from danube_fast.security.authorizers import ANSWER_NS, AskedAuthorizer
-from danube_fast.security.lookup_scopes import SCOPES_MAX, LookupScopes
+from danube_fast.security import authorizers
+from danube_fast.security.authorizers import LOST_OF_ONE_MAX, SCOPES_NS, AskedAuthorizer
+from danube_fast.security.lookup_scopes import PATTERNS_MAX, SCOPES_MAX, LookupScopes
 from danube_fast.security.records import BOOTSTRAP, Binding, Principal
-from danube_fast.types import Permission
+from danube_fast.types import REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided, when_decided
+from danube_fast.visible import Visible
 from tests.security.authorizer_rig import Gate, Loop, Moved, loop_with, opened_gate
 
 P = Permission
@@ -55,7 +60,19 @@ def test_scopes_cover_subscriptions_and_namespaces() -> None:
 
 
 @pytest.mark.parametrize(
-    "scopes", ["cluster", b"cluster", None, 7, [7], ["/a"], [""], count(), ["/a/b"] * 2000]
+    "scopes",
+    [
+        "cluster",
+        b"cluster",
+        None,
+        7,
+        [7],
+        ["/a"],
+        [""],
+        map("/a/{}".format, count()),
+        ["/a/b"] * (SCOPES_MAX + 1),
+        ["/a/b*"] * (PATTERNS_MAX + 1),
+    ],
 )
 def test_what_is_no_list_of_scopes(scopes: Any) -> None:
     with pytest.raises((TypeError, InvalidArgument)):
@@ -67,8 +84,11 @@ def visible(loop: Loop, principal: str = "pia") -> list[str] | DanubeError:
     ends: list[Any] = []
 
     def step() -> None:
-        shows = loop.access.visible_to(principal)
-        ends.append([each for each in TOPICS if shows(each)])
+        shown = loop.access.visible_to(principal)
+        found = [each for each in TOPICS if shown.shows(each)]
+        for topic in found:  # of reply topics lists show their own without these
+            assert topic.startswith((*shown.fronts, REPLY_TOPICS)), shown.fronts
+        ends.append(found)
 
     when_decided(step, ends.append)
     loop.until("the answer", lambda: ends)
@@ -99,23 +119,23 @@ def test_roles_and_scopes_together_show_names_by_one_question(gate: Gate) -> Non
     assert visible(loop, BOOTSTRAP) == [*TOPICS], "all that its role shows"
     assert BOOTSTRAP not in {who for who, _, _ in gate.asked}
     gate.shows = ["/b/*"]
-    clock.moved_ns += ANSWER_NS
+    clock.moved_ns += SCOPES_NS
     loop.access.confirm()
     assert visible(loop) == ["/b/one"]
-    clock.moved_ns += ANSWER_NS
+    clock.moved_ns += SCOPES_NS
     loop.turn()
     asked: Any = loop.access._outer
-    assert not asked._answers, "old answers take no memory"
+    assert not asked._scopes and not asked._scopes_kept, "old answers take no memory"
 
 
 def test_a_right_that_roles_take_away_counts_within_a_list(gate: Gate) -> None:
     loop = loop_of(gate)
     gate.open()
     visible(loop)
-    shows = loop.access.visible_to("pia")
-    assert shows("/a/one")
+    shown = loop.access.visible_to("pia")
+    assert shown.shows("/a/one")
     loop.access.policy.remove("binding/pia")
-    assert not shows("/a/one")
+    assert not shown.shows("/a/one")
 
 
 def test_reply_topics_are_shown_to_their_owner_whatever_the_scopes(gate: Gate) -> None:
@@ -129,8 +149,7 @@ def test_reply_topics_are_shown_to_their_owner_whatever_the_scopes(gate: Gate) -
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [
-        (PermissionDenied("no lists for pia"), PermissionDenied, "no lists for pia"),
-        (KeyError("x"), PermissionDenied, "could not decide which names lists may show to pia"),
+        (KeyError("x"), Unavailable, "could not decide which names lists may show to pia"),
         (
             ConnectionRefusedError(111, "no"),
             Unavailable,
@@ -149,12 +168,51 @@ def test_a_fault_ends_a_list_whatever_there_is_to_show(
 
 
 @pytest.mark.parametrize("shows", ["cluster", None, ["no scope"]])
-def test_scopes_that_are_none_deny(gate: Gate, shows: Any) -> None:
+def test_what_are_no_scopes_shows_nothing(gate: Gate, shows: Any) -> None:
     loop = loop_of(gate)
     gate.shows = shows
     gate.open()
     found = visible(loop)
-    assert type(found) is PermissionDenied and "see the broker's log" in str(found)
+    assert type(found) is Unavailable and "see the broker's log" in str(found)
+
+
+def test_one_that_denies_shows_nothing(gate: Gate) -> None:
+    gate.raises = PermissionDenied("no lists for pia")
+    gate.open()
+    assert visible(loop_of(gate)) == []
+
+
+def test_lists_that_hang_hold_up_nothing_else_of_their_user() -> None:
+    class Slow(Gate):
+        def authorize(self, principal: str, permission: Permission, resource: str) -> None:
+            """Permit all."""
+
+    with opened_gate(Slow()) as gate:
+        clock = Moved()
+        loop = loop_of(gate, clock)
+        for _ in range(LOST_OF_ONE_MAX):
+            ends: list[Any] = []
+            when_decided(lambda: loop.access.visible_to("pia"), ends.append)
+            before = len(gate.asked)
+            loop.until("the question", lambda: len(gate.asked) >= before)  # noqa: B023
+            clock.moved_ns += 6 * SECOND_NS
+            loop.until("the end", lambda: ends)  # noqa: B023
+            clock.moved_ns += SECOND_NS
+            loop.access.confirm()
+        assert loop.outcome("pia", P.PRODUCE, "/a/one") is None
+
+
+def test_scopes_that_are_kept_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorizers, "SCOPES_KEPT_MAX", 100)
+    gate.shows = [f"/a/t{number}" for number in range(40)]
+    gate.open()
+    loop = loop_of(gate)
+    for user in ("pia", "ann", "nick", "pia"):
+        visible(loop, user)
+    asked: Any = loop.access._outer
+    assert [key.principal for key in asked._scopes] == ["nick", "pia"]
+    assert asked._scopes_kept == 2 * 41
+    assert [who for who, _, _ in gate.asked] == ["pia", "ann", "nick", "pia"]
 
 
 def test_one_that_hangs_ends_lists_in_time(gate: Gate) -> None:
@@ -174,20 +232,16 @@ class Listed:
     def __init__(self, gate: Gate, *hidden: str) -> None:
         self.loop = loop_of(gate)
         names = sorted({"/a/one", *hidden})
-        records = {name: SimpleNamespace(topic=name, owner="") for name in names}
-        self.taken: list[str] = []
-        by_name = SimpleNamespace(
-            behind=lambda after, namespace="": iter(
-                [each for name, each in records.items() if name > after]
-            ),
-            count=lambda name: 1,
-        )
+        records = {name: TopicRecord(name, 1, "reliable", "fsync", False, [1], 0) for name in names}
+        by_name = TopicTable()
+        for name in names:
+            by_name[name] = records[name]
         namespaces = SimpleNamespace(names=lambda: sorted({name.split("/")[1] for name in names}))
         topics = SimpleNamespace(by_name=by_name, topic=records.get, namespaces=namespaces)
         self.context: Any = SimpleNamespace(
             topics=topics,
             security=SimpleNamespace(is_enforced=True),
-            in_slices=lambda steps: [*steps],
+            in_slices=lambda principal, steps: [*steps],
         )
 
     def answer(self, operation: str, **arguments: Any) -> Any:
@@ -218,3 +272,55 @@ def test_a_list_without_an_answer_tells_nothing(gate: Gate) -> None:
     for hidden in ((), ("/secret/plans",)):
         found = Listed(gate, *hidden).answer("list_topics")
         assert type(found) is Unavailable and "secret" not in str(found)
+
+
+def test_a_list_looks_at_what_its_asker_may_see_alone(gate: Gate) -> None:
+    gate.shows = ["/a/o*", "namespace:b"]
+    gate.open()
+    listed = Listed(gate, *[f"/secret/t{number}" for number in range(1000)])
+    access, looks = listed.loop.access, list[str]()
+    visible_to = access.visible_to
+
+    def counting(principal: str) -> Visible:
+        visible = visible_to(principal)
+        return Visible(lambda name: bool(looks.append(name)) or visible.shows(name), visible.fronts)
+
+    access.visible_to = counting  # type: ignore[method-assign]
+    assert [each.topic for each in listed.answer("list_topics")] == ["/a/one"]
+    for also in ({"namespace": "secret"}, {"pattern": "/secret/t*"}, {"after": "/secret/t5"}):
+        assert listed.answer("list_topics", **also) == []
+    assert looks == ["/a/one"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_fronts_cover_all_that_is_shown(seed: int) -> None:
+    """`DANUBE_SEED` is the number in the name of the test."""
+    draw = random.Random(seed)
+
+    def some(kinds: str) -> str:
+        return "".join(draw.choice(kinds) for _ in range(draw.randrange(1, 4)))
+
+    def scope() -> str:
+        kinds = draw.choice(("ab", "ab*", "ab?"))
+        forms = (
+            "cluster",
+            f"namespace:{some(kinds)}",
+            f"/{some(kinds)}/{some(kinds)}",
+            f"/{some(kinds)}/{some(kinds)}#{some(kinds)}",
+        )
+        return draw.choice(forms)
+
+    loop = loop_with(None)
+    policy = loop.access.policy
+    policy.put(Principal("ned"))
+    for number in range(draw.randrange(4)):
+        policy.put(Binding(f"b{number}", "user:ned", draw.choice(("viewer", "no-role")), scope()))
+    scopes = LookupScopes([scope() for _ in range(draw.randrange(4))])
+    asked: Any = SimpleNamespace(lookup_scopes=lambda principal: scopes)
+    loop.access._outer = asked
+    shown = loop.access.visible_to("ned")
+    for _ in range(300):
+        name = f"/{some('ab')}/{some('ab')}"
+        by_both = policy.permits("ned", P.LOOKUP, name) and scopes.cover(name)
+        assert shown.shows(name) == by_both
+        assert not by_both or name.startswith(shown.fronts), (name, shown.fronts)

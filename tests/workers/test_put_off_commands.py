@@ -106,6 +106,17 @@ def test_a_refusal_answers_the_command_that_has_waited() -> None:
     assert (error.request, error.code, rig.done) == (9, PermissionDenied.code, [])
 
 
+def test_a_command_that_needs_ever_more_rights_ends() -> None:
+    """Answers count for a while: of several that come slowly the first is too old when the last is there."""
+    rig = Rig()
+    rig.send(p.OpenProducer(9, 7, "p"))
+    for _ in range(commands.TRIES_MAX):
+        assert len(rig.waiting) == 1 and not rig.errors
+        rig.answered(rig.answer)
+    (error,) = rig.errors
+    assert error.code == Unavailable.code and "takes too long" in error.text and not rig.waiting
+
+
 def test_the_end_of_a_session_ends_what_waits() -> None:
     rig = Rig()
     rig.send(p.OpenProducer(1, 7, "p"))

@@ -16,6 +16,7 @@ from danube_fast.errors import PermissionDenied
 from danube_fast.metadata.memory import MemoryStore
 from danube_fast.roles import Owner, Processes
 from danube_fast.security import Authorizer, Permission
+from danube_fast.visible import Visible
 from danube_fast.workers.coordinator.coordinator import Coordinator
 from danube_fast.workers.coordinator.watches import _is_told
 from danube_fast.workers.process.environment import Environment
@@ -186,5 +187,5 @@ def test_the_coordinator_asks_both(tmp_path: Path, environment: Secured) -> None
 
 
 def test_a_watch_does_not_tell_the_names_of_reply_topics() -> None:
-    assert not _is_told("/system/reply-1", lambda topic: True)
-    assert _is_told("/system/audit", lambda topic: True)
+    assert not _is_told("/system/reply-1", Visible(lambda topic: True))
+    assert _is_told("/system/audit", Visible(lambda topic: True))

@@ -128,30 +128,54 @@ def test_fewer_partitions_may_be_asked_for_than_there_are() -> None:
 
 def test_changes_are_told_when_they_are_durable() -> None:
     topics = directory()
-    begin = topics.changes.cursor
+    changes = topics.changes
+    begin = changes.count
     topics.create("/default/a", options(), 0)
-    assert topics.changes.since(begin) == [], "nobody may be told before it is committed"
+    assert changes.behind(begin) == [], "nobody may be told before it is committed"
     assert topics.commit() == []
     wide = create(topics, WIDE, partitions=1)
     topics.begin_growth(wide, 2)
     topics.end_growth(topics.finish_growth(wide))
     topics.delete("/default/a")
-    assert topics.changes.since(begin) == [
+    assert changes.behind(begin) == [
         ("created", "/default/a"), ("created", WIDE), ("grown", WIDE), ("deleted", "/default/a"),
     ]  # fmt: skip
-    assert topics.changes.since(topics.changes.cursor) == []
+    assert changes.behind(changes.count) == []
 
 
 def test_cursors_of_another_life_or_of_long_ago_are_unknown() -> None:
     changes, other = TopicChanges(), TopicChanges()
-    begin = changes.cursor
-    for wrong in ("", "x", "-1", other.cursor, begin + "1", f"{begin[:-1]}-1"):
-        assert changes.since(wrong) is None, wrong
+    begin = changes.cursor_at(0)
+    for wrong in (
+        "",
+        "x",
+        "-1",
+        "00",
+        other.cursor_at(0),
+        begin + "1",
+        begin + "00",
+        begin[:-2],
+        begin[:-1] + "g",
+    ):
+        assert changes.place_of(wrong) is None, wrong
+    for place in range(len(begin)):
+        torn = f"{begin[:place]}{int(begin[place], 16) ^ 1:x}{begin[place + 1 :]}"
+        assert changes.place_of(torn) is None, torn
+    assert changes.place_of(begin) == 0
     for number in range(CHANGES_KEPT_MAX):
         changes.note(Change.CREATED, f"/default/{number}")
-    assert len(changes.since(begin) or []) == CHANGES_KEPT_MAX
+    assert len(changes.behind(0) or []) == CHANGES_KEPT_MAX
     changes.note(Change.CREATED, "/default/more")
-    assert changes.since(begin) is None
+    assert changes.behind(0) is None and changes.behind(changes.count + 1) is None
+
+
+def test_a_cursor_does_not_tell_how_much_has_changed() -> None:
+    changes = TopicChanges()
+    cursors = [changes.cursor_at(place) for place in (0, 0, 1, 1 << 40)]
+    assert len(set(cursors)) == len(cursors) and len({*map(len, cursors)}) == 1
+    assert [changes.place_of(each) for each in cursors] == [0, 0, 1, 1 << 40]
+    words = {each[16:32] for each in cursors}
+    assert len(words) == len(cursors), "the same number looks another way each time"
 
 
 def test_patterns() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from danube_fast.broker.topics.changes import Change
+from danube_fast.broker.topics.changes import Change, TopicChanges
+from danube_fast.broker.topics.table import TopicTable
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.undecided import Undecided
+from danube_fast.visible import Visible
 from danube_fast.workers.coordinator.watches import ENDS_MIN, Watches
 from danube_fast.workers.process.mailbox import NEVER_NS
 from tests.workers.broker import Broker, Client
@@ -78,9 +80,8 @@ def test_growth_is_told_to_everybody(broker: Broker, client: Client) -> None:
 def test_nothing_changes_for_so_long(client: Client) -> None:
     cursor = watch(client, "")["cursor"]
     began = time.monotonic()
-    assert watch(client, cursor, "/default/*", wait_ms=SHORT_MS) == {
-        "cursor": cursor, "changes": [],
-    }  # fmt: skip
+    answer = watch(client, cursor, "/default/*", wait_ms=SHORT_MS)
+    assert answer["changes"] == [] and len(answer["cursor"]) == len(cursor)
     assert time.monotonic() - began >= 0.9 * SHORT_MS / 1000
 
 
@@ -123,11 +124,11 @@ class Asked:
         self.waits: list[Callable[[], None]] = []
         self.is_known = False
 
-    def visible_to(self, principal: str) -> Callable[[str], bool]:
+    def visible_to(self, principal: str) -> Visible:
         if not self.is_known:
             self.questions += 1
             raise Undecided("being asked", self.waits.append)
-        return lambda topic: topic != HIDDEN
+        return Visible(lambda topic: topic != HIDDEN)
 
     def answer(self) -> None:
         """Let what waits go on, and be asked again by what comes later."""
@@ -140,33 +141,35 @@ class Asked:
 class Looks:
     """A WATCH of two names, and what is asked and told for it."""
 
-    def __init__(self, cursor: str, wait_ms: int) -> None:
+    def __init__(self, *topics: str, wait_ms: int = WAIT_MS, is_new: bool = False) -> None:
+        """`topics` are there. `is_new`: the client has no cursor yet."""
         self.asked, self.replies = Asked(), list[Any]()
-        self.changes: list[tuple[Change, str]] = []
         handlers: dict[type, Any] = {}
         connections: Any = SimpleNamespace(
             commands=SimpleNamespace(handlers=handlers),
             sessions=Sessions(),
             reply=lambda number, reply: self.replies.append(reply.value),
         )
-        self.topics: list[str] = []
-        self.directory: Any = SimpleNamespace(
-            by_name=SimpleNamespace(
-                behind=lambda after: iter([SimpleNamespace(topic=name) for name in self.topics])
-            ),
-            changes=SimpleNamespace(
-                count=0, cursor="c", since=lambda cursor: self.changes if cursor else None
-            ),
-        )
+        self.changes, self.table = TopicChanges(), TopicTable()
+        for topic in topics:
+            self.table[topic] = SimpleNamespace(topic=topic)  # type: ignore[assignment]
+        self.directory: Any = SimpleNamespace(by_name=self.table, changes=self.changes)
         self.now_ns = 0
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         asked: Any = self.asked
         self.watches = Watches(
-            self.directory, connections, asked, clock, lambda steps: deque(steps, 0)
+            self.directory, connections, asked, clock, lambda principal, steps: deque(steps, 0)
         )
         self._handle = handlers[protocol.Watch]
         self._session = Session(1, b"token", b"\0one", "raw", "pia")
+        cursor = "" if is_new else self.changes.cursor_at(0)
         self._command = protocol.Watch(1, cursor, [HIDDEN, SEEN], wait_ms)
+
+    @property
+    def told(self) -> list[Any]:
+        """The replies; of cursors, where they are."""
+        place_of = self.changes.place_of
+        return [{**each, "cursor": place_of(each["cursor"])} for each in self.replies]
 
     def begin(self) -> None:
         """Send the WATCH, and let it be answered what it asks."""
@@ -178,23 +181,22 @@ class Looks:
 
     def change(self, *topics: str) -> None:
         """Make topics."""
-        self.changes += [(Change.CREATED, topic) for topic in topics]
-        self.directory.changes.count += 1
+        for topic in topics:
+            self.changes.note(Change.CREATED, topic)
         self.watches.do_work(self.now_ns)
 
 
 @pytest.mark.parametrize("topics", [(HIDDEN, SEEN), (SEEN,)])
 def test_a_list_of_names_asks_the_same_whether_one_is_hidden_or_missing(topics: Any) -> None:
-    looks = Looks("", WAIT_MS)
-    looks.topics += topics
+    looks = Looks(*topics, is_new=True)
     looks.begin()
     assert looks.asked.questions == 1
-    assert looks.replies == [{"cursor": "c", "topics": [SEEN]}]
+    assert looks.told == [{"cursor": 0, "topics": [SEEN]}]
 
 
 @pytest.mark.parametrize("topic", [HIDDEN, "/other/topic"])
 def test_a_change_of_a_hidden_name_is_waited_for_as_any_other(topic: str) -> None:
-    looks = Looks("c", SHORT_MS)
+    looks = Looks(wait_ms=SHORT_MS)
     looks.begin()
     assert looks.asked.questions == 1 and not looks.replies
     looks.change(topic)
@@ -205,17 +207,67 @@ def test_a_change_of_a_hidden_name_is_waited_for_as_any_other(topic: str) -> Non
     looks.watches.do_work(looks.now_ns)
     assert looks.asked.questions == 3 and not looks.replies
     looks.asked.answer()
-    assert looks.replies == [{"cursor": "c", "changes": []}]
+    assert looks.told == [{"cursor": 1, "changes": []}]
 
 
 def test_changes_that_come_during_a_question_are_told_with_its_answer() -> None:
-    looks = Looks("c", WAIT_MS)
+    looks = Looks()
     looks.begin()
     looks.change("/other/topic")
     looks.change(SEEN)
     looks.asked.answer()
-    assert looks.replies == [{"cursor": "c", "changes": [["created", SEEN]]}]
+    assert looks.told == [{"cursor": 2, "changes": [["created", SEEN]]}]
     assert looks.asked.questions == 2
+
+
+def test_changes_that_come_within_a_look_are_looked_at_too() -> None:
+    """Nothing wakes a WATCH for what has changed before it was parked."""
+    looks = Looks()
+
+    def in_turns(principal: str, steps: Any) -> None:
+        for number, _ in enumerate(steps):
+            if number < 3:
+                looks.change(SEEN if number == 2 else "/other/topic")
+
+    looks.watches._in_slices = in_turns
+    looks.begin()
+    looks.asked.is_known = True
+    looks.change("/other/topic")
+    assert looks.told == [{"cursor": 4, "changes": [["created", SEEN]]}]
+
+
+def test_what_was_looked_at_is_not_looked_at_again() -> None:
+    looks, seen = Looks(), list[str]()
+    looks.asked.visible_to = lambda principal: Visible(lambda topic: bool(seen.append(topic)))  # type: ignore[method-assign]
+    looks.begin()
+    for number in range(3):
+        looks.change(f"/other/{number}")
+    assert seen == ["/other/0", "/other/1", "/other/2"]
+
+
+def test_names_beside_what_may_be_shown_cost_nothing() -> None:
+    looks, seen = Looks(HIDDEN, SEEN, "/shop/zero", is_new=True), list[str]()
+    visible = Visible(lambda topic: not seen.append(topic), ("/shop/o", "/shop/z"))
+    looks.asked.visible_to = lambda principal: visible  # type: ignore[method-assign]
+    looks.begin()
+    looks.change(HIDDEN)
+    assert looks.told[0] == {"cursor": 0, "topics": [SEEN]} and set(seen) == {SEEN}
+
+
+def test_a_bug_in_one_look_is_of_one_client(caplog: pytest.LogCaptureFixture) -> None:
+    crowd = Crowd()
+    for number in range(3):
+        crowd.watch(number, WAIT_MS)
+
+    def visible_to(principal: str) -> Visible:
+        crowd.watches._authorizer = SimpleNamespace(visible_to=lambda principal: Visible(bool))  # type: ignore[assignment]
+        raise ZeroDivisionError("on purpose")
+
+    crowd.watches._authorizer = SimpleNamespace(visible_to=visible_to)  # type: ignore[assignment]
+    crowd.changes.note(Change.CREATED, "/a/x")
+    crowd.watches.do_work(crowd.now_ns)
+    assert sorted(number for _, number in crowd.replies) == [0, 1, 2]
+    assert "on purpose" in caplog.text
 
 
 class Sessions:
@@ -241,7 +293,7 @@ class Crowd:
         self.looks = 0
         self.replies: list[tuple[int, int]] = []
         self._handlers: dict[type, Any] = {}
-        self.changes = SimpleNamespace(count=0, cursor="c", since=self._since)
+        self.changes = TopicChanges()
         directory: Any = SimpleNamespace(changes=self.changes)
         connections: Any = SimpleNamespace(
             commands=SimpleNamespace(handlers=self._handlers),
@@ -249,17 +301,22 @@ class Crowd:
             reply=lambda number, reply: self.replies.append((self.now_ns, number)),
         )
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
-        authorizer: Any = SimpleNamespace(visible_to=lambda principal: bool)
-        self.watches = Watches(directory, connections, authorizer, clock, lambda steps: None)
+        authorizer: Any = SimpleNamespace(visible_to=self._visible_to)
+        self.watches = Watches(
+            directory, connections, authorizer, clock, lambda principal, steps: deque(steps, 0)
+        )
 
-    def _since(self, cursor: str) -> list[Any]:
+    def _visible_to(self, principal: str) -> Visible:
         self.looks += 1
-        return []
+        return Visible(bool)
 
     def watch(self, number: int, wait_ms: int) -> None:
         self.sessions.count = max(self.sessions.count, number + 1 - len(self.sessions.ended))
         session = Session(number, b"token", b"\0one", "raw", "pia")
-        self._handlers[protocol.Watch](session, protocol.Watch(1, "c", ["/a/*"], wait_ms))
+        self._handlers[protocol.Watch](
+            session,
+            protocol.Watch(1, self.changes.cursor_at(self.changes.count), ["/a/*"], wait_ms),
+        )
 
     def run(self) -> None:
         while (due := self.watches.next_deadline_ns()) != NEVER_NS:
@@ -282,7 +339,8 @@ def test_a_change_is_a_look_at_all_and_none_is_forgotten_behind_it() -> None:
     crowd = Crowd()
     for number in range(10):
         crowd.watch(number, 100 + number)
-    crowd.looks, crowd.changes.count = 0, 1
+    crowd.looks = 0
+    crowd.changes.note(Change.CREATED, "/b/x")
     assert crowd.watches.do_work(crowd.now_ns) == 10 == crowd.looks
     crowd.run()
     assert [number for _, number in crowd.replies] == [*range(10)]

@@ -388,9 +388,9 @@ class Coordinator:
         """Return the bytes and the handles of a namespace; see `AdminContext`."""
         return self.namespaces.of(namespace)
 
-    def in_slices(self, steps: Steps) -> None:
-        """Take steps, a slice in each turn; see `AdminContext`."""
-        self.slices.add(steps)
+    def in_slices(self, principal: str, steps: Steps) -> None:
+        """Take steps for a principal, a slice in each turn; see `AdminContext`."""
+        self.slices.add(principal, steps)
 
     def clients(self, after: int, limit: int) -> ClientPage:
         """List connections to the coordinator; see `AdminContext`."""

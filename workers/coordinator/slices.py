@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from danube_fast.broker.admin.registry import Steps
 from danube_fast.clock import MILLISECOND_NS, Clock
@@ -13,6 +13,8 @@ __all__ = ["Slices"]
 SLICE_NS = 2 * MILLISECOND_NS
 WAITING_MAX = 1000
 """Each waits with what it has found so far."""
+WAITING_OF_ONE_MAX = 250
+"""Of one principal."""
 STEPS_BETWEEN_LOOKS = 32
 """Steps between two looks at the clock."""
 
@@ -22,29 +24,28 @@ class Slices:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: deque[Steps] = deque()
+        self._waiting: deque[tuple[str, Steps]] = deque()
+        self._of_one: Counter[str] = Counter()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is under way."""
-        return bool(self._waiting)
-
-    def add(self, steps: Steps) -> None:
-        """Take steps from now on; all of them at once if they are few. Raises ResourceExhausted."""
-        if len(self._waiting) >= WAITING_MAX:
-            raise ResourceExhausted(
-                f"{WAITING_MAX} long lists are being made just now; try again in a moment"
-            )
+    def add(self, principal: str, steps: Steps) -> None:
+        """Take steps for a principal from now on; all of them at once if they are few. Raises ResourceExhausted."""
+        if len(self._waiting) >= WAITING_MAX or self._of_one[principal] >= WAITING_OF_ONE_MAX:
+            raise ResourceExhausted("too many long lists are being made; try again in a moment")
         if not self._take(steps):
-            self._waiting.append(steps)
+            self._waiting.append((principal, steps))
+            self._of_one[principal] += 1
 
     def do_work(self) -> int:
         """Take a slice of the work that waits longest; the number of slices taken."""
         if not self._waiting:
             return 0
-        steps = self._waiting.popleft()
+        principal, steps = self._waiting.popleft()
         if not self._take(steps):
-            self._waiting.append(steps)
+            self._waiting.append((principal, steps))
+            return 1
+        self._of_one[principal] -= 1
+        if not self._of_one[principal]:
+            del self._of_one[principal]
         return 1
 
     def _take(self, steps: Steps) -> bool:

@@ -10,6 +10,7 @@ there are any.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,16 +19,19 @@ from danube_fast.broker.admin.registry import Steps
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.clock import MILLISECOND_NS, Clock
-from danube_fast.errors import DanubeError, InvalidArgument
+from danube_fast.errors import DanubeError, Internal, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
 from danube_fast.security.authorization import Authorizer
 from danube_fast.types import REPLY_TOPICS, TopicPattern
 from danube_fast.undecided import when_decided
+from danube_fast.visible import Visible, common, narrowest
 from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.process.mailbox import NEVER_NS
 
 __all__ = ["Watches"]
+
+_log = logging.getLogger(__name__)
 
 WAIT_MS_MAX = 600_000
 PATTERNS_MAX = 256
@@ -38,14 +42,18 @@ ENDS_MIN = 64
 class _Watch:
     """A WATCH that waits."""
 
-    __slots__ = ("command", "deadline_ns", "patterns", "principal")
+    __slots__ = ("command", "deadline_ns", "patterns", "place", "principal")
 
-    def __init__(self, principal: str, command: protocol.Watch, deadline_ns: int) -> None:
+    def __init__(
+        self, principal: str, command: protocol.Watch, deadline_ns: int, place: int | None
+    ) -> None:
         if len(command.patterns) > PATTERNS_MAX:
             raise InvalidArgument(f"one WATCH has at most {PATTERNS_MAX} patterns; use wider ones")
         self.principal, self.command = principal, command
         self.patterns = [TopicPattern(text) for text in command.patterns]
         self.deadline_ns = deadline_ns
+        self.place = place
+        """So many changes were looked at; None: the client begins anew."""
 
     def matches(self, topic: str) -> bool:
         """Whether one of the patterns matches."""
@@ -57,9 +65,9 @@ class Watches:
 
     def __init__(
         self, topics: TopicDirectory, connections: Connections, authorizer: Authorizer, clock: Clock,
-        in_slices: Callable[[Steps], None],
+        in_slices: Callable[[str, Steps], None],
     ) -> None:  # fmt: skip
-        """`in_slices` takes steps, a slice of them in each turn."""
+        """`in_slices` takes steps for a principal, a slice of them in each turn."""
         self._in_slices = in_slices
         self._topics, self._connections, self._authorizer = topics, connections, authorizer
         self._clock = clock
@@ -72,7 +80,8 @@ class Watches:
     def _watch(self, session: Session, command: protocol.Watch) -> None:
         wait_ns = min(max(command.wait_ms, 0), WAIT_MS_MAX) * MILLISECOND_NS
         deadline_ns = self._clock.monotonic_ns() + wait_ns
-        watch = _Watch(session.principal, command, deadline_ns)
+        place = self._topics.changes.place_of(command.cursor)
+        watch = _Watch(session.principal, command, deadline_ns, place)
         self._replace(session.number)
         self._look(session.number, watch)
 
@@ -87,7 +96,12 @@ class Watches:
         else:
             return 0
         for number, watch in parked.items():
-            when_decided(partial(self._look, number, watch), partial(self._fail, number, watch))
+            fail = partial(self._fail, number, watch)
+            try:
+                when_decided(partial(self._look, number, watch), fail)
+            except Exception as fault:  # the others go on
+                _log.exception("a WATCH failed")
+                fail(Internal(f"WATCH failed: {fault!r}; see the broker's log"))
         return len(parked)
 
     def _take_ended(self, now_ns: int) -> dict[int, _Watch]:
@@ -101,21 +115,39 @@ class Watches:
         return ended
 
     def _look(self, number: int, watch: _Watch) -> None:
-        """Answer a watch if there is news, or its time is up; park it otherwise. Raises PermissionDenied, Unavailable,
-        Undecided: whether there is something to show or not, so that neither an answer nor its time tells hidden names."""
-        if self._connections.sessions.by_number(number) is None:
-            return
-        is_visible = self._authorizer.visible_to(watch.principal)
-        changes = self._topics.changes.since(watch.command.cursor)
-        if changes is None:
-            cursor = self._topics.changes.cursor
-            self._in_slices(self._list(number, watch, cursor, is_visible))
-            return
-        news = [
-            [kind.value, topic]
-            for kind, topic in changes
-            if _is_told(topic, is_visible) and (kind is Change.GROWN or watch.matches(topic))
-        ]
+        """Answer a watch if there is news, or its time is up; park it otherwise. Raises ResourceExhausted, and Unavailable or
+        Undecided whatever there is to show, so that neither an answer nor its time tells hidden names."""
+        if self._is_open(number):
+            visible = self._authorizer.visible_to(watch.principal)
+            self._in_slices(str(watch.principal), self._guarded(number, watch, visible))
+
+    def _is_open(self, number: int) -> bool:
+        return self._connections.sessions.by_number(number) is not None
+
+    def _guarded(self, number: int, watch: _Watch, visible: Visible) -> Steps:
+        try:
+            yield from self._steps(number, watch, visible)
+        except Exception as fault:  # of one client
+            _log.exception("a WATCH failed")
+            self._fail(number, watch, Internal(f"WATCH failed: {fault!r}; see the broker's log"))
+
+    def _steps(self, number: int, watch: _Watch, visible: Visible) -> Steps:
+        """Look at what has changed, and at what changes meanwhile."""
+        changes, news = self._topics.changes, list[list[str]]()
+        while watch.place != changes.count:
+            some = None if watch.place is None else changes.behind(watch.place)
+            if some is None:
+                yield from self._list(number, watch, visible)
+                return
+            place = changes.count
+            for kind, topic in some:
+                # in this order a hidden name costs what it costs, whether it matches or not
+                if _is_told(topic, visible) and (kind is Change.GROWN or watch.matches(topic)):
+                    news.append([kind.value, topic])
+                yield None
+                if not self._is_open(number):
+                    return
+            watch.place = place
         if news or watch.deadline_ns <= self._clock.monotonic_ns():
             self._answer(number, watch, news)
             return
@@ -145,17 +177,20 @@ class Watches:
         return self._ends[0][0] if self._ends else NEVER_NS
 
     def _answer(self, number: int, watch: _Watch, news: list[list[str]]) -> None:
-        self._reply(number, watch, {"cursor": self._topics.changes.cursor, "changes": news})
+        cursor = self._topics.changes.cursor_at(watch.place or 0)
+        self._reply(number, watch, {"cursor": cursor, "changes": news})
 
-    def _list(
-        self, number: int, watch: _Watch, cursor: str, is_visible: Callable[[str], bool]
-    ) -> Steps:
+    def _list(self, number: int, watch: _Watch, visible: Visible) -> Steps:
         """Answer with all topics that a watch matches, in steps. What changes meanwhile stands behind the cursor."""
+        cursor = self._topics.changes.cursor_at(self._topics.changes.count)
+        fronts = narrowest(pattern.front for pattern in watch.patterns)
         topics: list[str] = []
-        for record in self._topics.by_name.behind(""):
-            if _is_told(record.topic, is_visible) and watch.matches(record.topic):
+        for record in self._topics.by_name.behind("", common(fronts, visible.fronts)):
+            if _is_told(record.topic, visible) and watch.matches(record.topic):
                 topics.append(record.topic)
             yield None
+            if not self._is_open(number):
+                return
         self._reply(number, watch, {"cursor": cursor, "topics": topics})
 
     def _fail(self, number: int, watch: _Watch, error: DanubeError) -> None:
@@ -166,6 +201,10 @@ class Watches:
         self._connections.reply(number, protocol.Result(watch.command.request, value))
 
 
-def _is_told(topic: str, is_visible: Callable[[str], bool]) -> bool:
+def _is_told(topic: str, visible: Visible) -> bool:
     """Whether a client is told of a topic that it may look up: the name of a reply topic is a secret."""
-    return not topic.startswith(REPLY_TOPICS) and is_visible(topic)
+    return (
+        topic.startswith(visible.fronts)
+        and not topic.startswith(REPLY_TOPICS)
+        and visible.shows(topic)
+    )

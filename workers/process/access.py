@@ -22,6 +22,7 @@ from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
 from danube_fast.types import CLUSTER, REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
+from danube_fast.visible import Visible, common, narrowest
 from danube_fast.workers.process.commands import OWN_SESSION
 
 __all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
@@ -185,22 +186,24 @@ class Access(Authorizer):
         self._check_fresh()
         self.check(principal, permission, resource)
 
-    def visible_to(self, principal: str) -> Callable[[str], bool]:
-        """Return a function that tells whether lists show a resource to the principal: by roles, and within the scopes that
-        the authorizer of another package gives. Raises PermissionDenied, Unavailable, Undecided, whatever there is to show."""
+    def visible_to(self, principal: str) -> Visible:
+        """Return what lists show to the principal: what its roles show, within the scopes that the authorizer of another
+        package gives. Raises Unavailable, Undecided, whatever there is to show."""
         self._check_fresh()
         scopes = None
+        fronts = narrowest(self.policy.topic_fronts(principal, Permission.LOOKUP))
         if self._outer is not None and principal != BOOTSTRAP:
             scopes = self._outer.lookup_scopes(principal)
+            fronts = common(fronts, scopes.fronts)
 
-        def is_visible(resource: str) -> bool:
+        def shows(resource: str) -> bool:
             of_reply = self._permits_reply(principal, Permission.LOOKUP, resource)
             if of_reply is not None:
                 return of_reply
             is_given = self.policy.permits(principal, Permission.LOOKUP, resource)
             return is_given and (scopes is None or scopes.cover(resource))
 
-        return is_visible
+        return Visible(shows, fronts)
 
     def permits(self, principal: str, permission: Permission, resource: str) -> bool:
         """Whether the principal may do that, by the copy as it is. Raises Undecided."""

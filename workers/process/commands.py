@@ -51,6 +51,8 @@ PUT_OFF_RESERVED = 1024
 PUT_OFF_OF_ONE_MAX = 4096
 """Of one principal; fewer if there is not so much room left for others."""
 PUT_OFF_OF_SESSION_MAX = 2048
+TRIES_MAX = 16
+"""A command begins again with each right that it needs, and with those whose answers are too old by then."""
 _ConsumerKey = tuple[int, int | None]
 Handler = Callable[[Session, Any], None]
 
@@ -107,13 +109,13 @@ class Commands:
         session.last_seen_ns = now_ns
         self._run_answered(session, command)
 
-    def _run_answered(self, session: Session, command: Any) -> None:
-        """Run a command, and answer what prevents it."""
+    def _run_answered(self, session: Session, command: Any, tries: int = 0) -> None:
+        """Run a command that was put off so often, and answer what prevents it."""
         request, name = getattr(command, "request", 0), type(command).__name__
         try:
             if type(command) not in self.handlers:
                 raise InvalidArgument(f"{name} is not served here: {self._unknown}")
-            self.run(session, command)
+            self.run(session, command, tries)
         except DanubeError as error:
             self._reply(session.identity, p.Error(request, error.code, str(error)))
         except Exception as error:  # one bad request must not end the others' sessions
@@ -121,23 +123,25 @@ class Commands:
             text = f"{name} failed: {error!r}; see the broker's log"
             self._reply(session.identity, p.Error(request, Internal.code, text))
 
-    def run(self, session: Session, command: Any) -> None:
-        """Run a command that has a handler, if the session's principal may: now, or when that is known. Raises
-        DanubeError."""
+    def run(self, session: Session, command: Any, tries: int = 0) -> None:
+        """Run a command that has a handler and was put off so often, if the session's principal may: now, or when that is
+        known. Raises DanubeError."""
         if self._opening:  # CLOSE_CONSUMER does not overtake the SUBSCRIBE
             before = self._opening.get(_consumer_of(session, command))
             if before is not None:
-                self._put_off(session, command, before)
+                self._put_off(session, command, before, tries)
                 return
         try:
             self._run(session, command)
         except Undecided as undecided:
-            self._put_off(session, command, undecided)
+            self._put_off(session, command, undecided, tries)
             if type(command) is p.Subscribe:
                 self._opening[_consumer_of(session, command)] = undecided
 
-    def _put_off(self, session: Session, command: Any, undecided: Undecided) -> None:
+    def _put_off(self, session: Session, command: Any, undecided: Undecided, tries: int) -> None:
         """Run a command again when a right is known that it needs. Raises Unavailable."""
+        if tries >= TRIES_MAX:
+            raise Unavailable("the authorizer takes too long for all that this needs; try again")
         number, principal = session.number, str(session.principal)
         consumer = _consumer_of(session, command)
         if not self._has_room(session):
@@ -155,7 +159,7 @@ class Commands:
             if self._opening.get(consumer) is undecided:
                 del self._opening[consumer]
             if not session.closed:
-                self._run_answered(session, command)
+                self._run_answered(session, command, tries + 1)
 
         undecided.then(again)
 

@@ -23,6 +23,7 @@ from danube_fast.errors import DanubeError, InvalidArgument, NotFound, Permissio
 from danube_fast.roles import Owner, Processes
 from danube_fast.types import CLUSTER, Permission
 from danube_fast.undecided import Undecided
+from danube_fast.visible import Visible
 
 __all__ = [
     "OPERATIONS",
@@ -42,41 +43,41 @@ Steps = Iterator[None]
 """Long work in steps."""
 
 
-class Authorizer(Protocol):
-    """Decides what principals may do; see `danube_fast/security/authorization.py`."""
+class AskerRights(Protocol):
+    """Decides what an asker may do: the part of `danube_fast/security/authorization.py` that is needed here."""
 
     def authorize(self, principal: str, permission: Permission, resource: str) -> None:
         """Return if it may. Raises PermissionDenied, Unavailable."""
         ...
 
-    def visible_to(self, principal: str) -> Callable[[str], bool]:
-        """Return a function that tells whether lists show a resource. Raises PermissionDenied, Unavailable."""
+    def visible_to(self, principal: str) -> Visible:
+        """Return what lists show. Raises Unavailable."""
         ...
 
 
 class Asker:
     """Principal that asks for an operation."""
 
-    def __init__(self, principal: str = "", authorizer: Authorizer | None = None) -> None:
-        """`authorizer`: None: the broker itself asks, which may do everything."""
+    def __init__(self, principal: str = "", rights: AskerRights | None = None) -> None:
+        """`rights`: None: the broker itself asks, which may do everything."""
         self.principal = str(principal)
         """Its name, for records and messages."""
-        self._identity, self._authorizer = principal, authorizer
+        self._identity, self._rights = principal, rights
 
     def may(self, permission: Permission, resource: str) -> bool:
         """Whether the principal has that permission there. Raises Unavailable while that is not known."""
-        if self._authorizer is not None:
+        if self._rights is not None:
             try:
-                self._authorizer.authorize(self._identity, permission, resource)
+                self._rights.authorize(self._identity, permission, resource)
             except PermissionDenied:
                 return False
         return True
 
-    def visible(self) -> Callable[[str], bool]:
-        """Return a function that tells whether lists show a resource to the principal. Raises PermissionDenied, Unavailable."""
-        if self._authorizer is None:
-            return lambda resource: True
-        return self._authorizer.visible_to(self._identity)
+    def visible(self) -> Visible:
+        """Return what lists show to the principal. Raises Unavailable, Undecided, whatever there is to show."""
+        if self._rights is None:
+            return Visible(lambda resource: True)
+        return self._rights.visible_to(self._identity)
 
 
 class Answer:
@@ -274,8 +275,9 @@ class AdminContext(Protocol):
         """The processes of this host."""
         ...
 
-    def in_slices(self, steps: Steps) -> None:
-        """Take steps, a slice of them in each turn, so that long ones do not stop the loop; the first at once."""
+    def in_slices(self, principal: str, steps: Steps) -> None:
+        """Take steps for a principal, a slice of them in each turn, so that long ones do not stop the loop; the first at
+        once. Raises ResourceExhausted."""
         ...
 
     def clients(self, after: int, limit: int) -> ClientPage:
@@ -347,7 +349,7 @@ def operation(
 
 def run(
     context: AdminContext,
-    authorizer: Authorizer,
+    rights: AskerRights,
     principal: str,
     name: str,
     arguments: dict[str, Any],
@@ -355,8 +357,8 @@ def run(
 ) -> None:
     """Run an operation by name. Every outcome, refusals included, goes to `answer`. Raises Undecided."""
     try:
-        operation, values = check(authorizer.authorize, principal, name, arguments)
-        answer.asker = Asker(principal, authorizer)
+        operation, values = check(rights.authorize, principal, name, arguments)
+        answer.asker = Asker(principal, rights)
         operation.function(context, answer, **values)
     except Undecided:
         raise

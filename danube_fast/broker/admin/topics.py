@@ -19,7 +19,14 @@ from danube_fast.broker.messages import PartitionStats, PurgePartitions, Unassig
 from danube_fast.broker.topics.records import TopicOptions, TopicRecord
 from danube_fast.broker.topics.reply_topics import owner_of_new
 from danube_fast.errors import DanubeError, InvalidArgument, Unavailable
-from danube_fast.types import REPLY_TOPICS, Permission, parse_topic
+from danube_fast.types import (
+    REPLY_TOPICS,
+    Permission,
+    glob_front,
+    namespace_front,
+    parse_topic,
+)
+from danube_fast.visible import common
 
 __all__ = ["topic_stats"]
 
@@ -98,6 +105,8 @@ def list_topics(
     visibility = Visibility(context, answer.asker)
     count = min(max(limit, 0), TOPICS_LISTED_MAX)
 
+    asked_for = common([namespace_front(namespace)], [glob_front(pattern)])
+
     def is_listed(topic: str) -> bool:
         # in this order a hidden name costs what it costs, whether it matches or not
         return visibility.shows_topic(topic) and (
@@ -106,7 +115,7 @@ def list_topics(
 
     def steps() -> Steps:
         found: list[TopicRecord] = []
-        records = context.topics.by_name.behind(after, namespace)
+        records = context.topics.by_name.behind(after, common(asked_for, visibility.fronts))
         while len(found) < count and (record := next(records, None)) is not None:
             if is_listed(record.topic):
                 found.append(record)

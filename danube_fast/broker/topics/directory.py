@@ -46,7 +46,14 @@ from danube_fast.errors import (
     InvalidArgument,
     NotFound,
 )
-from danube_fast.types import PART_MARK, Dispatch, TopicName, parse_topic, partition_topic
+from danube_fast.types import (
+    PART_MARK,
+    Dispatch,
+    TopicName,
+    namespace_front,
+    parse_topic,
+    partition_topic,
+)
 
 __all__ = ["NotMade", "Store", "TopicDirectory"]
 
@@ -142,7 +149,7 @@ class TopicDirectory:
 
     def topics(self, namespace: str = "") -> list[TopicRecord]:
         """All topics, or those of a namespace, by name."""
-        return list(self._topics.behind("", namespace))
+        return list(self._topics.behind("", (namespace_front(namespace),)))
 
     def partitions(self, record: TopicRecord) -> list[PartitionRecord]:
         """The partitions of a topic, by index."""

@@ -7,7 +7,7 @@ while topics come and go, and never sort or copy all of it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from danube_fast.broker.topics.records import TopicRecord
 
@@ -33,16 +33,14 @@ class TopicTable(dict[str, TopicRecord]):
         super().__delitem__(name)
         del self._names[bisect_left(self._names, name)]
 
-    def behind(self, after: str, namespace: str = "") -> Iterator[TopicRecord]:
-        """Go through the topics behind a name, of one namespace or of all; the table may change between two steps."""
-        prefix = f"/{namespace}/" if namespace else "/"
-        name = max(after, prefix)
-        while True:
-            at = bisect_right(self._names, name)
-            if at == len(self._names) or not self._names[at].startswith(prefix):
-                return
-            name = self._names[at]
-            yield self[name]
+    def behind(self, after: str, fronts: Sequence[str] = ("",)) -> Iterator[TopicRecord]:
+        """Go through the topics behind a name that begin in one of some ways, which are sorted and none the beginning of
+        another; the table may change between two steps."""
+        for front in fronts:
+            at = max(bisect_right(self._names, after), bisect_left(self._names, front))
+            while at < len(self._names) and (name := self._names[at]).startswith(front):
+                yield self[name]
+                at = bisect_right(self._names, name)
 
     def count(self, namespace: str) -> int:
         """Return how many topics a namespace has."""

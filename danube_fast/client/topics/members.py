@@ -18,7 +18,7 @@ from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.values.limits import BACKOFF_MAX_NS, BACKOFF_MIN_NS, LOOKUPS_MAX
 from danube_fast.client.values.options import Position
-from danube_fast.errors import DanubeError, NotFound
+from danube_fast.errors import DanubeError, NotFound, PermissionDenied
 from danube_fast.net.protocol import Lookup
 from danube_fast.types import TopicPattern
 
@@ -126,8 +126,8 @@ class Members:
         if self._closed or self._asked.get(topic) is not call:
             return
         del self._asked[topic]
-        if isinstance(call.error, NotFound):
-            self._leave(topic)
+        if isinstance(call.error, NotFound | PermissionDenied):
+            self._leave(topic)  # lists may show more than may be looked up
         elif isinstance(call.error, RETRYABLE):
             self._queue.append(topic)
             self._pump.arm(self, self._pump.clock.monotonic_ns() + self._backoff_ns)
