@@ -1,4 +1,4 @@
-"""What lists show to one principal: a question about each name, and where names can be at all.
+"""Visible names: those that lists show to one principal, by a question about each, and where they can be at all.
 
 A *front* is how the names of topics begin: "" for all, "/shop/" for those of a namespace, "/shop/orders" for those with
 that beginning. Where a list goes by fronts, what lies beside them costs it nothing.
@@ -13,7 +13,7 @@ __all__ = ["Visible", "common", "narrowest"]
 
 
 class Visible(NamedTuple):
-    """What lists may show to a principal."""
+    """All that lists may show to a principal."""
 
     shows: Callable[[str], bool]
     """Whether a list may show a topic, "/namespace/topic#subscription" or "namespace:NAME". Never raises."""

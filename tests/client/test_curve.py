@@ -16,7 +16,11 @@ import zmq
 from zmq.utils import z85
 
 import danube_fast
+from danube_fast.client.link.dialer import Dialer, Rings
+from danube_fast.client.link.trust import trust_of
+from danube_fast.client.values.limits import KEY_HEARD_NS
 from tests.client import fake_broker
+from tests.security.authorizer_rig import Moved
 
 BOUND_SECONDS = 3.0
 """A wrong key is told within so long; a busy machine may take longer once."""
@@ -221,6 +225,42 @@ def test_a_key_that_is_not_registered(guarded: Any, guard: Guard, keys: dict[str
     guard.status.clear()
     refused(guarded.url, "this key is not registered with the broker", **keys)
     assert guarded.hellos == 0
+
+
+def test_a_key_that_another_process_knows_is_tried_again_for_a_while(
+    guarded: Any, guard: Guard, keys: dict[str, Any]
+) -> None:
+    """Workers hear of a new key a moment after the coordinator."""
+    guard.status.clear()
+    trust, clock, context = (
+        trust_of(keys["server_key"], keys["key_file"], None),
+        Moved(),
+        zmq.Context(),
+    )
+    trust.was_let_in = True
+    dialer, port, end = Dialer(context, Rings.NEVER, clock, trust), None, None
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while guard.asked < 3:
+            assert time.monotonic() < deadline, "it is not tried again"
+            if port is None:
+                port = dialer.open(f"tcp://127.0.0.1:{guarded.port}")
+            assert dialer.verdict(clock.monotonic_ns()) is None
+            if dialer.redials and port is not None:
+                dialer.settle()
+                port.close(0)
+                port = None
+        clock.moved_ns += KEY_HEARD_NS
+        while end is None:
+            assert time.monotonic() < deadline, "no end"
+            port = port or dialer.open(f"tcp://127.0.0.1:{guarded.port}")
+            end = dialer.verdict(clock.monotonic_ns())
+        assert "this key is not registered" in str(end)
+    finally:
+        dialer.settle()
+        if port is not None:
+            port.close(0)
+        context.destroy(linger=0)
 
 
 def test_a_broker_without_curve(broker: Any, keys: dict[str, Any]) -> None:

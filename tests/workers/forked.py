@@ -26,3 +26,7 @@ def main() -> int:
     if end == "raise":
         raise ValueError("on purpose")
     return int(end) if end.isdecimal() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

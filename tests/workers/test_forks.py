@@ -1,10 +1,12 @@
-"""The fork server: processes find what they were given, are children of the one who ordered them, and outlive it."""
+"""The fork server: processes find what they were given, are children of the one who ordered them, and none begins unknown."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import random
+import select
 import signal
 import subprocess
 import sys
@@ -15,13 +17,15 @@ from typing import Any
 import pytest
 
 from danube_fast.errors import Unavailable
+from danube_fast.workers.process import fork_server
 from danube_fast.workers.process.fork_server import DESCRIPTORS_PER_MESSAGE
-from danube_fast.workers.supervisor.forks import Child, ForkServer
+from danube_fast.workers.supervisor.forks import Adoption, Child, ForkServer, Starting
 from danube_fast.workers.supervisor.spawn import MODULES
-from tests.workers.broker import is_running, wait_until
+from tests.workers.broker import WAIT_SECONDS, Broker, is_running, wait_until
 
-MODULE = "tests.workers.forked"
+MODULE, HOLDING = "tests.workers.forked", "tests.workers.forked_holding"
 TITLE = "danube-fast worker-7"
+ROUNDS = 25
 
 
 class Nursery:
@@ -29,7 +33,9 @@ class Nursery:
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self.folder, self.count = folder, 0
-        self.server = ForkServer(modules or (MODULE,))
+        self.adoption = Adoption()
+        self.adoption.set(is_on=True)
+        self.server = ForkServer(modules or (MODULE, HOLDING))
         self.children: list[Child] = []
 
     def file(self, text: str, number: int = 0) -> int:
@@ -41,14 +47,33 @@ class Nursery:
             os.close(before)
         return fd
 
-    def start(self, end: str, *descriptors: int, module: str = MODULE) -> tuple[Child, Path]:
-        """Fork a process that ends so; and where it says what it finds."""
+    def order(self, end: str, *descriptors: int, module: str = MODULE) -> tuple[Starting, Path]:
+        """Order a process that ends so; and where it says what it finds."""
         self.count += 1
         path = self.folder / f"found{self.count}"
         arguments = [str(path), end, *map(str, descriptors)]
-        child = self.server.fork(module, TITLE, arguments, list(descriptors))
+        return self.server.order(module, TITLE, arguments, list(descriptors)), path
+
+    def begin(self, starting: Starting) -> Child:
+        """The process that was ordered, once it is there."""
+        try:
+            readable, _, _ = select.select([starting], [], [], WAIT_SECONDS)
+            assert readable, "no process"
+            child = starting.take()
+        finally:
+            starting.close()
+        assert child is not None
         self.children.append(child)
-        return child, path
+        return child
+
+    def start(self, end: str, *descriptors: int, module: str = MODULE) -> tuple[Child, Path]:
+        """The same as `order`, and it begins."""
+        starting, path = self.order(end, *descriptors, module=module)
+        return self.begin(starting), path
+
+    def hold(self, reader: int) -> Child:
+        """A process that ends when a pipe does."""
+        return self.begin(self.server.order(HOLDING, TITLE, [str(reader)], [reader]))
 
     def found(self, path: Path) -> dict[str, Any]:
         """What a process has found."""
@@ -67,6 +92,7 @@ class Nursery:
             child.wait()
             child.close()
         self.server.close()
+        self.adoption.set(is_on=False)
 
 
 @pytest.fixture
@@ -83,25 +109,54 @@ def test_a_process_is_our_child_in_a_group_of_its_own(nursery: Nursery) -> None:
     assert (found["pid"], found["parent"], found["group"]) == (child.pid, os.getpid(), child.pid)
     assert (found["command"], found["name"]) == (TITLE, "worker-7")
     assert found["texts"] == ["text"] and found["inherited"] == []
-    listing = found["open"][-1] if found["open"][-1] != fd else found["open"][-2]
-    assert set(found["open"]) - {listing} <= {0, 1, 2, fd}
+    assert len(set(found["open"]) - {0, 1, 2, fd}) == 1, "of the folder that is listed"
     assert child.wait() == 3 == child.poll()
     os.close(fd)
 
 
-def test_descriptors_stand_under_their_numbers_however_many_and_wherever(nursery: Nursery) -> None:
+def test_descriptors_stand_under_their_numbers_however_many(nursery: Nursery) -> None:
     fds = [nursery.file(f"text {number}") for number in range(2 * DESCRIPTORS_PER_MESSAGE + 7)]
     wanted = [f"text {number}" for number in range(len(fds))]
-    for some, texts in ((fds, wanted), (fds[::-1], wanted[::-1])):
+    high = nursery.file("high", 900)
+    for some, texts in (
+        (fds, wanted),
+        (fds[::-1], wanted[::-1]),
+        ([high, *fds], ["high", *wanted]),
+    ):
         child, path = nursery.start("0", *some)
         assert nursery.found(path)["texts"] == texts
         assert child.wait() == 0
-    high = nursery.file("high", 900)
-    child, path = nursery.start("0", high, fds[0])
-    assert nursery.found(path)["texts"] == ["high", "text 0"]
     assert len(os.listdir(f"/proc/{nursery.pid}/fd")) == 4, "the fork server keeps none of them"
     for fd in (*fds, high):
         os.close(fd)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_descriptors_are_placed_wherever_they_came(seed: int) -> None:
+    draw, nobody = random.Random(seed), [os.memfd_create("base")]
+    base = nobody[0]
+    os.close(base)
+    numbers = draw.sample(range(base, base + 12), 8)
+    came = draw.sample(range(base, base + 12), 8)
+    try:
+        for fd in came:
+            made = os.memfd_create("test")
+            os.write(made, str(came.index(fd)).encode())
+            # those that were placed before may stand at the number of this one
+            os.dup2(made, fd + 100)
+            os.close(made)
+        for fd in came:
+            os.dup2(fd + 100, fd)
+            os.close(fd + 100)
+        fork_server._place(came, numbers)
+        assert [os.pread(fd, 9, 0).decode() for fd in numbers] == [*map(str, range(8))]
+        assert not any(map(os.get_inheritable, numbers))
+    finally:
+        for fd in range(base, base + 24):
+            try:
+                os.close(fd)
+            except OSError:
+                continue
 
 
 @pytest.mark.parametrize(("end", "code"), [("0", 0), ("7", 7), ("raise", 1)])
@@ -110,30 +165,40 @@ def test_how_a_process_ends_is_told(nursery: Nursery, end: str, code: int) -> No
     assert child.wait() == code
 
 
-def test_a_process_that_is_killed_and_one_that_runs_on(nursery: Nursery) -> None:
+def test_a_process_that_is_killed_is_told(nursery: Nursery) -> None:
     reader, writer = os.pipe()
-    file = nursery.file("x")
-    child, path = nursery.start("0", file)
-    assert child.wait() == 0
-    held = nursery.server.fork("tests.workers.forked_holding", TITLE, [str(reader)], [reader])
-    nursery.children.append(held)
+    held = nursery.hold(reader)
     assert held.poll() is None and is_running(held.pid)
     held.send_signal(signal.SIGKILL)
     assert held.wait() == -signal.SIGKILL
     held.send_signal(signal.SIGKILL)  # to one that has ended: nothing
-    for fd in (reader, writer, file):
-        os.close(fd)
-    assert path.exists()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_process_that_is_not_taken_does_not_begin(nursery: Nursery) -> None:
+    """Or it would run beside the one that takes its place."""
+    paths = []
+    for _ in range(ROUNDS):
+        starting, path = nursery.order("0", 0)
+        select.select([starting], [], [], WAIT_SECONDS)
+        starting.close()
+        paths.append(path)
+    child, last = nursery.start("0", 0)
+    assert child.wait() == 0 and last.exists()
+    for _ in range(ROUNDS):
+        assert os.waitpid(-1, 0)[1] == 1 << 8, "those that were not taken have ended"
+    assert not any(path.exists() for path in paths)
 
 
 def test_a_fork_server_that_is_killed_is_started_again_and_its_processes_go_on(
     nursery: Nursery,
 ) -> None:
     reader, writer = os.pipe()
-    held = nursery.server.fork("tests.workers.forked_holding", TITLE, [str(reader)], [reader])
-    nursery.children.append(held)
+    held = nursery.hold(reader)
     before = nursery.pid
     os.kill(before, signal.SIGKILL)
+    wait_until("its end", lambda: not is_running(before))
     child, _ = nursery.start("5", 0)
     assert child.wait() == 5
     assert nursery.pid != before and held.poll() is None
@@ -142,26 +207,70 @@ def test_a_fork_server_that_is_killed_is_started_again_and_its_processes_go_on(
     os.close(reader)
 
 
-def test_one_that_cannot_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    made = Nursery(tmp_path, "tests.workers.no_such_module")
-    with pytest.raises(
-        Unavailable, match=f"{TITLE} cannot be started: the fork server has ended with 1"
-    ):
-        made.start("0", 0)
-    made.server.close()
-    assert "No module named" in capfd.readouterr().err
+def test_one_that_is_killed_with_an_order_says_so(nursery: Nursery) -> None:
+    os.kill(nursery.pid, signal.SIGSTOP)
+    starting, path = nursery.order("0", 0)
+    assert starting.take() is None
+    nursery.server.kill()
+    with pytest.raises(Unavailable, match="before it had begun"):
+        nursery.begin(starting)
+    child, _ = nursery.start("0", 0)
+    assert child.wait() == 0 and not path.exists()
+
+
+def test_one_that_takes_no_orders_any_more_is_replaced(nursery: Nursery) -> None:
+    before = nursery.pid
+    os.kill(before, signal.SIGSTOP)
+    lines: list[Starting] = []
+
+    def flood() -> None:
+        while True:
+            lines.append(nursery.order("0", 0)[0])
+
+    with pytest.raises(BlockingIOError):
+        flood()
+    for line in lines:
+        line.close()
+    child, _ = nursery.start("0", 0)
+    assert child.wait() == 0 and nursery.pid != before
+
+
+def test_a_module_that_cannot_be_imported_fails_in_its_own_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = Nursery(tmp_path, "tests.workers.no_such_module", MODULE)
+    try:
+        assert made.start("0", 0)[0].wait() == 0
+        assert made.start("0", 0, module="tests.workers.no_such_module")[0].wait() == 1
+    finally:
+        made.close()
+    assert capfd.readouterr().err.count("No module named") == 1
 
 
 def test_it_has_one_thread_and_no_descriptors(tmp_path: Path) -> None:
     """Or what another thread holds, a lock of malloc perhaps, is held for ever in a process that is forked."""
     made = Nursery(tmp_path, *MODULES.values(), MODULE)
     try:
-        child, _ = made.start("0", 0)
-        assert child.wait() == 0
+        assert made.start("0", 0)[0].wait() == 0
         assert len(os.listdir(f"/proc/{made.pid}/task")) == 1
         assert len(os.listdir(f"/proc/{made.pid}/fd")) == 4
+        environment = Path(f"/proc/{made.pid}/environ").read_text()
+        assert "OPENBLAS_NUM_THREADS=1" not in environment
     finally:
         made.close()
+
+
+def test_beside_another_thread_a_process_gets_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    made = Nursery(tmp_path, "tests.workers.threaded")
+    fd = made.file("text")
+    try:
+        child, path = made.start("4", fd)
+        found = made.found(path)
+        assert child.wait() == 4 and (found["pid"], found["parent"]) == (child.pid, os.getpid())
+        assert found["texts"] == ["text"] and "-m\0tests.workers.forked\0" in found["command"]
+    finally:
+        made.close()
+        os.close(fd)
 
 
 def test_ends_are_told_to_one_who_was_started_to_ignore_them(tmp_path: Path) -> None:
@@ -183,12 +292,12 @@ fork, calls = os.fork, [0]
 def failing():
     calls[0] += 1
     if calls[0] == int(sys.argv[1]):
-        raise OSError(errno.EAGAIN, "no")
+        raise OSError(errno.ENOMEM, "no")
     return fork()
 os.fork = failing
 assert fork_server._fork(theirs) == -1
 ours.settimeout(60)
-assert fork_server.REPLY.unpack(ours.recv(4)) == (-errno.EAGAIN,)
+assert fork_server.REPLY.unpack(ours.recv(4)) == (-errno.ENOMEM,)
 print("told")
 """
 
@@ -199,3 +308,61 @@ def test_a_fork_that_fails_is_told(call: int) -> None:
     command = [sys.executable, "-c", _FAILING, str(call)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stdout) == (0, "told\n"), run.stderr
+
+
+# ---------------------------------------------------------------- of a broker
+
+
+def fork_server_of(broker: Broker) -> int:
+    """The pid of a broker's fork server."""
+    pid = broker.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in children:
+        if b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError(f"no fork server among {children}")
+
+
+def test_a_broker_bears_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+    note = "the fork server was killed by SIGKILL; another one starts with the next process"
+    with Broker(tmp_path / "data", workers=2) as broker:
+        broker.wait_ready()
+        for count in (1, 2):
+            os.kill(fork_server_of(broker), signal.SIGKILL)
+            wait_until("a note", lambda count=count: broker.error_text().count(note) == count)  # type: ignore[misc]
+            worker = int(broker.status()["processes"][1]["pid"])
+            os.kill(worker, signal.SIGKILL)
+
+            def is_back(worker: int = worker) -> bool:
+                row = broker.status()["processes"][1]
+                return bool(row["state"] == "ready" and row["pid"] != worker)
+
+            wait_until("another worker", is_back)
+        assert broker.stop() == 0
+
+
+def test_a_broker_that_is_told_to_stop_does_not_wait_for_a_fork_server(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", workers=2) as broker:
+        broker.wait_ready()
+        fork_server = fork_server_of(broker)
+        os.kill(fork_server, signal.SIGSTOP)
+        os.kill(broker.pids[1], signal.SIGKILL)
+        wait_until("the end of the worker", lambda: not is_running(broker.pids[1]))
+        assert broker.stop() == 0
+        assert not is_running(fork_server)
+
+
+def test_a_fork_server_that_hangs_is_replaced(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", workers=2, heartbeat_timeout_ms=2000) as broker:
+        broker.wait_ready()
+        fork_server, worker = fork_server_of(broker), broker.pids[1]
+        os.kill(fork_server, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+
+        def is_back() -> bool:
+            row = broker.status()["processes"][1]
+            return bool(row["state"] == "ready" and row["pid"] != worker)
+
+        wait_until("another worker", is_back)
+        assert not is_running(fork_server)
+        assert "worker 0 cannot be started (it was not there within 2000 ms)" in broker.error_text()

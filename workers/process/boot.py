@@ -1,6 +1,6 @@
 """How a child of the supervisor starts: its configuration, its shared memory, its heartbeat.
 
-    supervisor                                   child: python -P -m danube_fast.workers.<role>
+    supervisor                                   child: main() of its module, in a fork of the fork server
     memfd with BootConfig as JSON     --argv-->  --boot-fd N; read once, closed
     control, counters, mailbox rings  --fds--->  mapped; descriptors closed
     eventfd per process               --fds--->  doorbells, kept

@@ -1,7 +1,7 @@
 """Processes of a broker: forked by a fork server, which has their code in memory, and children of the supervisor.
 
     supervisor ---> fork server (`process/fork_server.py`) ---> process
-        '<------------------ adopted: PR_SET_CHILD_SUBREAPER -------'
+        '<--- adopted: PR_SET_CHILD_SUBREAPER, while one starts ---'
 
 A fork server that has died is started again at the next order. It dies with the supervisor; the processes do so by
 themselves.
@@ -23,14 +23,12 @@ from danube_fast.checks import COMPONENTS
 from danube_fast.children import child_environment, module_command
 from danube_fast.config import ENVIRONMENT_PREFIX
 from danube_fast.errors import Unavailable
-from danube_fast.workers.process.fork_server import DESCRIPTORS_PER_MESSAGE, REPLY, Order
+from danube_fast.workers.process.fork_server import DESCRIPTORS_PER_MESSAGE, GO, REPLY, Order
 
-__all__ = ["Child", "ForkServer"]
+__all__ = ["Child", "ForkServer", "Starting"]
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 STANDARD_ERROR = 2
-FORK_SECONDS = 60.0
-"""For an answer: the first one comes when all code is imported."""
 
 
 class Child:
@@ -67,25 +65,58 @@ class Child:
         os.close(self.pidfd)
 
 
+class Starting:
+    """A process that was ordered. It ends unless `take` has returned it before `close`."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once there is news."""
+        return self._line.fileno()
+
+    def take(self) -> Child | None:
+        """Return the process, which begins now; None: it is not there yet. Raises OSError if it never will be."""
+        try:
+            reply = self._line.recv(REPLY.size)
+        except BlockingIOError:
+            return None
+        if not reply:
+            raise Unavailable("it ended, or the fork server did, before it had begun")
+        (pid,) = REPLY.unpack(reply)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        child = Child(pid)
+        try:
+            self._line.send(GO)
+        except OSError:
+            child.close()
+            raise
+        return child
+
+    def close(self) -> None:
+        """Close its line."""
+        self._line.close()
+
+
 class ForkServer:
     """The fork server of one supervisor. Call from the main thread: PR_SET_PDEATHSIG fires when the starting thread ends."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         """`modules`: those that the processes run, imported beforehand. Starts it."""
         self._modules = modules
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends of children would not be told
-        _adopt(is_wanted=True)
+        self._is_noted = False
+        """Its end was told, or is ours."""
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or ends of children would not be told
         self._start()
 
     def _start(self) -> None:
         environment = child_environment()
         for name in COMPONENTS:  # the processes have the settings from their boot
             environment.pop(f"{ENVIRONMENT_PREFIX}{name.upper()}", None)
-        environment["OPENBLAS_NUM_THREADS"] = (
-            "1"  # NumPy's library starts threads as it is imported
-        )
         self._link, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link.settimeout(FORK_SECONDS)
+        self._link.setblocking(False)
         with end:
             self._process = subprocess.Popen(
                 module_command(
@@ -98,48 +129,66 @@ class ForkServer:
                 process_group=0,
             )  # fmt: skip
 
-    def fork(self, module: str, title: str, arguments: list[str], descriptors: list[int]) -> Child:
-        """Start a process. Raises OSError if there can be none, Unavailable if the fork server cannot run."""
-        order = msgspec.json.encode(Order(module, title, arguments, descriptors))
-        reply = self._ask(order, descriptors)
-        if not reply:  # it was killed
-            self._end()
+    def order(
+        self, module: str, title: str, arguments: list[str], descriptors: list[int]
+    ) -> Starting:
+        """Order a process. Raises OSError if that cannot be done now."""
+        if self._process.poll() is not None:
+            self._link.close()
             self._start()
-            reply = self._ask(order, descriptors)
-        if not reply:
-            raise Unavailable(
-                f"{title} cannot be started: the fork server has ended with {self._end()}"
-            )
-        (pid,) = REPLY.unpack(reply)
-        if pid < 0:
-            raise OSError(-pid, os.strerror(-pid))
-        return Child(pid)
-
-    def _ask(self, order: bytes, descriptors: list[int]) -> bytes:
-        """Send an order; the reply, empty if there is none."""
+            self._is_noted = False
+        line, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.setblocking(False)
         try:
-            self._link.send(order)
-            for at in range(0, len(descriptors), DESCRIPTORS_PER_MESSAGE):
-                socket.send_fds(self._link, [b"\0"], descriptors[at : at + DESCRIPTORS_PER_MESSAGE])
-            return self._link.recv(REPLY.size)
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            return b""
+            with end:
+                passed = [end.fileno(), *descriptors]
+                self._link.send(msgspec.json.encode(Order(module, title, arguments, descriptors)))
+                for at in range(0, len(passed), DESCRIPTORS_PER_MESSAGE):
+                    some = passed[at : at + DESCRIPTORS_PER_MESSAGE]
+                    socket.send_fds(self._link, [b"\0"], some)
+        except OSError:
+            line.close()
+            self.kill()  # it may have half of an order
+            raise
+        return Starting(line)
 
-    def _end(self) -> int:
-        """Let it end; the exit code."""
-        self._link.close()
+    def death(self) -> int | None:
+        """Return, once, the exit code with which it has ended by itself; the next order starts another one."""
+        code = self._process.poll()
+        if code is None or self._is_noted:
+            return None
+        self._is_noted = True
+        return code
+
+    def kill(self) -> None:
+        """End it; the next order starts another one."""
+        self._is_noted = True
         self._process.kill()
-        return self._process.wait()
+        self._process.wait()
 
     def close(self) -> None:
         """End it. The processes go on."""
-        self._end()
-        _adopt(is_wanted=False)
+        self._link.close()
+        self.kill()
 
 
-def _adopt(*, is_wanted: bool) -> None:
-    """Become the parent of processes below us whose parent ends, or not any more."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+class Adoption:
+    """Makes this process, while it is on, the parent of processes below it whose parent ends."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        before = ctypes.c_int()
+        self._control(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        self._before = self._now = bool(before.value)
+
+    def set(self, *, is_on: bool) -> None:
+        """Turn it on, or back to what it was before."""
+        wanted = is_on or self._before
+        if wanted != self._now:
+            self._control(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
+            self._now = wanted
+
+    def _control(self, option: int, argument: object) -> None:
+        if self._libc.prctl(option, argument, 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))

@@ -36,7 +36,7 @@ from danube_fast.ring.repair import apply_plan, plan_consumer, plan_producer, pl
 from danube_fast.roles import COORDINATOR, Owner, Processes, Role
 from danube_fast.workers.process.boot import BootConfig
 from danube_fast.workers.supervisor.datadir import DataDirectory
-from danube_fast.workers.supervisor.forks import Child, ForkServer
+from danube_fast.workers.supervisor.forks import ForkServer, Starting
 
 __all__ = ["Addresses", "Shared", "processes_of"]
 
@@ -295,8 +295,8 @@ class Shared:
         roles = dict.fromkeys(self.processes.roles)
         return ForkServer([MODULES[role] for role in roles])
 
-    def spawn(self, forks: ForkServer, process: int, epoch: int) -> Child:
-        """Start the child of an index. Call from the main thread."""
+    def spawn(self, forks: ForkServer, process: int, epoch: int) -> Starting:
+        """Order the process of an index. Raises OSError."""
         config = self._config(process, epoch)
         boot_fd = os.memfd_create("danube-fast-boot", os.MFD_CLOEXEC)
         try:
@@ -307,7 +307,7 @@ class Shared:
                 passed += [outbound, inbound]
             passed += [fd for fd in (config.admin_fd, config.sign_on_fd) if fd >= 0]
             title = f"danube-fast {self.processes.name(process)}"
-            return forks.fork(MODULES[config.role], title, ["--boot-fd", str(boot_fd)], passed)
+            return forks.order(MODULES[config.role], title, ["--boot-fd", str(boot_fd)], passed)
         finally:
             os.close(boot_fd)
 

@@ -15,7 +15,6 @@ It imports no numba and touches no message. If it dies, by kill -9 too, all chil
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -39,18 +38,16 @@ from danube_fast.descriptors import (
     clients_allowed,
     raise_descriptor_limit,
 )
-from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable, failure_line
+from danube_fast.errors import DanubeError, FailedPrecondition, Internal, Unavailable
 from danube_fast.history.stores.opening import check_broker_store
 from danube_fast.ring.control import ProcessState
-from danube_fast.ring.counters import Counter
 from danube_fast.ring.memory import signal_eventfd
 from danube_fast.roles import COORDINATOR
 from danube_fast.security.authenticators import check_authenticator
 from danube_fast.security.authorizers import check_authorizer
-from danube_fast.types import AUTH_NONE_TEXT
-from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.datadir import DataDirectory
-from danube_fast.workers.supervisor.forks import Child, ForkServer
+from danube_fast.workers.supervisor.forks import Adoption, Child, ForkServer, Starting
+from danube_fast.workers.supervisor.output import Output
 from danube_fast.workers.supervisor.precompile import precompile
 from danube_fast.workers.supervisor.spawn import Shared, processes_of
 
@@ -74,6 +71,8 @@ class _Child:
     def __init__(self, process: int, name: str) -> None:
         self.process = process
         self.name = name.replace("-", " ")
+        self.starting: Starting | None = None
+        """The process while it was ordered and is not there yet."""
         self.running: Child | None = None
         self.epoch = self.started_ns = self.beat_count = self.beat_ns = self.quick_deaths = 0
         self.restart_ns = 0
@@ -82,7 +81,22 @@ class _Child:
     def is_alive(self) -> bool:
         return self.running is not None
 
+    @property
+    def is_down(self) -> bool:
+        """Whether it is neither there nor ordered."""
+        return self.running is None and self.starting is None
+
+    @property
+    def fileno(self) -> int:
+        """A descriptor that is readable once there is news of it, or -1."""
+        if self.running is not None:
+            return self.running.pidfd
+        return -1 if self.starting is None else self.starting.fileno()
+
     def close(self) -> None:
+        if self.starting is not None:
+            self.starting.close()
+            self.starting = None
         if self.running is not None:
             self.running.close()
             self.running = None
@@ -123,10 +137,11 @@ class Supervisor:
 
     def __init__(
         self, settings: Settings, shared: Shared, forks: ForkServer, signals: _Signals, clock: Clock,
-        output: _Output,
+        output: Output,
     ) -> None:  # fmt: skip
         self._settings, self._shared, self._signals, self._clock = settings, shared, signals, clock
         self._forks, self._output = forks, output
+        self._adoption = Adoption()
         names = map(shared.processes.name, range(shared.process_count))
         self._children = [_Child(process, name) for process, name in enumerate(names)]
         self._was_ready = False
@@ -143,23 +158,56 @@ class Supervisor:
                 now_ns = self._clock.monotonic_ns()
                 for child in self._children:
                     self._look_after(child, now_ns)
+                self._adoption.set(is_on=any(child.starting for child in self._children))
+                if (code := self._forks.death()) is not None:
+                    text = f"the fork server {_how_ended(code)}; another one starts with the next process"
+                    self._output.note(text)
                 if not self._was_ready and self._all_ready():
                     self._was_ready = True
                     self._announce_ready()
                 self._wait(self._wait_ms(now_ns))
         finally:
             self._stop()
+            self._adoption.set(is_on=False)
 
     # ---------------------------------------------------------------- one child
 
     def _start(self, child: _Child) -> None:
+        """Order the process of an index. Raises OSError if that cannot be done."""
         if child.epoch:
             self._repair_rings(child)
         child.epoch += 1
-        child.started_ns = child.beat_ns = self._clock.monotonic_ns()
-        child.beat_count = self._shared.control.heartbeat_count(child.process)
+        child.started_ns = self._clock.monotonic_ns()
         self._shared.control.set_restarts(child.process, child.epoch - 1)
-        child.running = self._shared.spawn(self._forks, child.process, child.epoch)
+        self._adoption.set(is_on=True)
+        child.starting = self._shared.spawn(self._forks, child.process, child.epoch)
+
+    def _take(self, child: _Child, starting: Starting, now_ns: int) -> None:
+        """Let a process begin that was ordered, if it is there."""
+        try:
+            child.running = starting.take()
+        except OSError as error:
+            self._fail_start(child, str(error), now_ns)
+            return
+        settings = self._settings
+        limit_ms = (
+            settings.heartbeat_timeout_ms if self._was_ready else settings.worker_start_timeout_ms
+        )
+        if child.running is not None:
+            starting.close()
+            child.starting = None
+            child.beat_ns = now_ns
+            child.beat_count = self._shared.control.heartbeat_count(child.process)
+        elif now_ns - child.started_ns > limit_ms * MILLISECOND_NS:
+            self._forks.kill()  # it hangs
+            self._fail_start(child, f"it was not there within {limit_ms} ms", now_ns)
+
+    def _fail_start(self, child: _Child, why: str, now_ns: int) -> None:
+        """Give up a process that cannot be started; the next try comes later."""
+        self._mark_dead(child)
+        if not self._was_ready and child.process in self._shared.processes.starting:
+            raise Unavailable(f"{child.name} cannot be started: {why}")
+        self._plan_restart(child, f"cannot be started ({why})", now_ns)
 
     def _is_alive(self, process: int) -> bool:
         return self._children[process].is_alive
@@ -179,14 +227,25 @@ class Supervisor:
             self._shared.repair_rings(child.process, self._is_alive)
 
     def _look_after(self, child: _Child, now_ns: int) -> None:
-        if child.running is None:
-            if now_ns >= child.restart_ns:
+        if child.starting is not None:
+            self._take(child, child.starting, now_ns)
+        elif child.running is None and now_ns >= child.restart_ns:
+            try:
                 self._start(child)
+            except OSError as error:
+                self._fail_start(child, str(error), now_ns)
+        if child.running is None:
             return
         code = child.running.poll()
         if code is not None:
             self._mark_dead(child)
-            self._plan_restart(child, code, now_ns)
+            how = _how_ended(code)
+            is_needed = child.process in self._shared.processes.starting
+            if not self._was_ready and code >= 0 and is_needed:
+                raise Unavailable(
+                    f"{child.name} {how} before it was ready; its reason stands above"
+                )
+            self._plan_restart(child, how, now_ns)
             return
         status = self._shared.control.status(child.process)
         if status.epoch == child.epoch and status.port:
@@ -210,17 +269,13 @@ class Supervisor:
             child.beat_ns = now_ns
 
     def _mark_dead(self, child: _Child) -> None:
-        """Note that a child was reaped: from here on the supervisor writes its words in the control block."""
+        """Note that a child was reaped, or never came: from here on the supervisor writes its words in the control block."""
         child.close()
         self._shared.control.set_state(child.process, ProcessState.FAILED)
         for eventfd in self._shared.doorbells:
             signal_eventfd(eventfd)
 
-    def _plan_restart(self, child: _Child, code: int, now_ns: int) -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        is_needed = child.process in self._shared.processes.starting
-        if not self._was_ready and code >= 0 and is_needed:
-            raise Unavailable(f"{child.name} {how} before it was ready; its reason stands above")
+    def _plan_restart(self, child: _Child, how: str, now_ns: int) -> None:
         quick = now_ns - child.started_ns < QUICK_DEATH_NS
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         doublings = min(max(child.quick_deaths - 1, 0), BACKOFF_DOUBLINGS_MAX)
@@ -257,7 +312,7 @@ class Supervisor:
             return STARTING_LOOK_MS
         wait_ms = WATCH_LOOK_MS
         for child in self._children:
-            if not child.is_alive:
+            if child.is_down:
                 wait_ms = min(wait_ms, max((child.restart_ns - now_ns) // MILLISECOND_NS + 1, 0))
         return int(wait_ms)
 
@@ -266,8 +321,8 @@ class Supervisor:
         poller = select.poll()
         poller.register(self._signals.fileno(), select.POLLIN)
         for child in self._children:
-            if child.running is not None:
-                poller.register(child.running.pidfd, select.POLLIN)
+            if child.fileno >= 0:
+                poller.register(child.fileno, select.POLLIN)
         poller.poll(timeout_ms)
         self._signals.drain()
 
@@ -285,6 +340,8 @@ class Supervisor:
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
         signals_before = self._signals.count
         for child in children:
+            if child.starting is not None:
+                child.close()
             if child.running is not None:
                 child.running.send_signal(signal.SIGTERM)
         while any(child.is_alive for child in children):
@@ -305,77 +362,12 @@ class Supervisor:
                 child.close()
 
 
-class _Output:
-    """Write the ready line on stdout, all else on stderr."""
-
-    def __init__(self, output: str, stream: TextIO, errors: TextIO) -> None:
-        self.is_json = output == "json"
-        self._stream, self._errors = stream, errors
-
-    def note(self, text: str) -> None:
-        """Write one line for the person who started the broker."""
-        line = msgspec.json.encode({"event": "note", "text": text}).decode()
-        print(line if self.is_json else f"danube-fast: {text}", file=self._errors, flush=True)
-
-    def error(self, error: DanubeError) -> None:
-        """Write the error that ends the broker."""
-        line = failure_line(type(error).__name__, str(error))
-        text = line if self.is_json else f"danube-fast: error: {error}"
-        print(text, file=self._errors, flush=True)
-
-    def ready(self, shared: Shared, coordinator_pid: int, worker_pids: list[int]) -> None:
-        """Write the ready line."""
-        addresses = shared.addresses
-        worker_ports = [addresses.ports[process] for process in shared.processes.workers]
-        event = {
-            "event": "ready",
-            "url": addresses.url,
-            "admin": addresses.admin_url,
-            "workers": len(worker_pids),
-            "pid": os.getpid(),
-            "worker_pids": worker_pids,
-            "coordinator_pid": coordinator_pid,
-            "worker_ports": worker_ports,
-            "data_dir": str(shared.directory.path),
-            "auth": shared.settings.auth,
-            "server_key": shared.server_key,
-            "certificate": shared.certificate,
-            "sign_on": addresses.sign_on_url,
-            "server_keys": shared.server_keys,
-        }
-        if self.is_json:
-            text = msgspec.json.encode(event).decode()
-        else:
-            ports = ", ".join(str(port) for port in worker_ports)
-            pinned = f"; certificate {shared.certificate}" if shared.certificate else ""
-            sign_on = f"  sign-on  {addresses.sign_on_url}\n" if addresses.sign_on_url else ""
-            text = (
-                f"danube-fast is ready at {addresses.url}\n"
-                f"  admin    {addresses.admin_url}{pinned}\n"
-                f"  workers  {len(worker_pids)} on ports {ports}\n"
-                f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
-                f"  auth     {_auth_text(shared)}\n"
-                f"{sign_on}"
-                f"  pid      {os.getpid()}; Ctrl-C stops it in order"
-            )
-        print(text, file=self._stream, flush=True)
+def _how_ended(code: int) -> str:
+    """Say how a process has ended, by its exit code or the negative of a signal."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
-def _auth_text(shared: Shared) -> str:
-    """Say who may come in."""
-    if shared.settings.auth == "none":
-        return AUTH_NONE_TEXT
-    text = f"required; server key {shared.server_key}"
-    for other in shared.server_keys:
-        if other != shared.server_key:
-            text += f"\n           and {other}, while it is rotated: clients pin both"
-    if shared.counters.total(Counter.FIRST_KEYS):
-        first = shared.directory.path / BOOTSTRAP_KEY
-        text += f"\n           first administrator: {first}, until its first use"
-    return text
-
-
-def _within_descriptors(settings: Settings, lines: _Output) -> Settings:
+def _within_descriptors(settings: Settings, lines: Output) -> Settings:
     """Raise the limit of descriptors, which is often 1024, and keep the settings below it."""
     limit = raise_descriptor_limit()
     allowed = clients_allowed(limit, len(processes_of(settings)))
@@ -406,7 +398,7 @@ def serve(
     `output` is the form of the ready line on `stream` (stdout): text or json. `accept_rollback`: go
     on although logs or metadata were put back from an older copy. Call from the main thread.
     """
-    lines = _Output(output, stream or sys.stdout, errors or sys.stderr)
+    lines = Output(output, stream or sys.stdout, errors or sys.stderr)
     try:
         _serve(settings, lines, accept_rollback=accept_rollback)
     except DanubeError as error:
@@ -415,7 +407,7 @@ def serve(
     return 0
 
 
-def _check_exposure(settings: Settings, directory: DataDirectory, lines: _Output) -> None:
+def _check_exposure(settings: Settings, directory: DataDirectory, lines: Output) -> None:
     """Refuse to open what was secured before, and to take the word of records that others can write. Raises
     FailedPrecondition."""
     from danube_fast.security.server_keys import secured_by  # it loads ZeroMQ
@@ -460,7 +452,7 @@ def _is_open(path: Path) -> bool:
         return False
 
 
-def _serve(settings: Settings, lines: _Output, *, accept_rollback: bool) -> None:
+def _serve(settings: Settings, lines: Output, *, accept_rollback: bool) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
     if settings.workers < 1:

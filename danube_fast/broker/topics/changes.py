@@ -11,7 +11,6 @@ import collections
 import enum
 import hashlib
 import itertools
-import os
 import secrets
 
 __all__ = ["Change", "TopicChanges"]
@@ -48,7 +47,7 @@ class TopicChanges:
 
     def cursor_at(self, place: int) -> str:
         """Return a cursor behind so many changes."""
-        nonce = os.urandom(_WORD_BYTES)
+        nonce = secrets.token_bytes(_WORD_BYTES)
         text = nonce + _xor(place.to_bytes(_WORD_BYTES, "big"), self._hash(nonce))
         return (text + self._hash(text)).hex()
 

@@ -25,6 +25,7 @@ from danube_fast.client.values.limits import (
     HANDSHAKE_PAUSE_NS,
     HANDSHAKE_PAUSE_NS_MAX,
     HANDSHAKE_VERDICT_NS,
+    KEY_HEARD_NS,
     RINGS_WAIT_NS,
     SIGN_ON_KEYS_NS,
     SIGN_ON_REFUSED_NS,
@@ -94,6 +95,8 @@ class Dialer:
         """Failed handshakes that a port was given up for."""
         self._was_open = False
         """Whether there ever was a session."""
+        self._refused_ns = 0
+        """When a key was refused first that another process knows."""
         self._served = 0
         """The sign-on by which the last session was opened here."""
         self._unproved: tuple[int, frozenset[str]] = (0, frozenset())
@@ -166,6 +169,8 @@ class Dialer:
                 "sign_on= and token= (commands: set DANUBE_SERVER_KEY and DANUBE_KEY_FILE, or DANUBE_SIGN_ON and "
                 "DANUBE_TOKEN_FILE)"
             )
+        if found is Handshake.REFUSED and self._is_heard_of_soon(now_ns):
+            return None
         if found is Handshake.REFUSED:
             return self._refused(
                 PermissionDenied(
@@ -178,6 +183,17 @@ class Dialer:
             return self._unproved_by_all()
         self._back_off(now_ns, keys)
         return None
+
+    def _is_heard_of_soon(self, now_ns: int) -> bool:
+        """Whether a process refuses a key that it may not have heard of yet, as another one knows it: it is tried again."""
+        if self._was_open or not self._trust.was_let_in or self._trust.sign_on is not None:
+            return False
+        self._refused_ns = self._refused_ns or now_ns
+        if now_ns - self._refused_ns >= KEY_HEARD_NS:
+            return False
+        self.redials, self._pause_until_ns = True, now_ns + SIGN_ON_REFUSED_NS
+        self._watch.forget()
+        return True
 
     def _back_off(self, now_ns: int, keys: int) -> None:
         """Give the port up when its handshake has failed, for another key, and pause when each has failed once more."""
@@ -232,6 +248,8 @@ class Dialer:
     def settle(self, *, is_open: bool = False) -> None:
         """Note that the handshake over the last port is done, or given up; before that is closed."""
         self._was_open = self._was_open or is_open
+        if is_open and not self._is_local:
+            self._trust.was_let_in = True
         if is_open and self._key and not self._is_local:
             self._trust.prefer(self._key)
             self._key, self._served = "", self._generation

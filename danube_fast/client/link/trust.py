@@ -43,6 +43,8 @@ class Trust:
     """Those whose processes may listen on this host."""
     is_secured: bool = False
     """Whether the application has pinned a key or a user: a broker that cannot prove to be it is refused."""
+    was_let_in: bool = False
+    """Whether a process of the broker knows this client's key."""
     sign_on: SignOn | None = None
     """What registers the public key and brings the server's keys; None: an administrator has registered it."""
 
