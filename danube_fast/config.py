@@ -252,7 +252,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_timeout_ms: Annotated[int, Meta(ge=500, le=HOUR_MS)] = 10_000
     """A ready process that shows no life for so long is killed and started again."""
     restart_delay_ms: Annotated[int, Meta(ge=0, le=HOUR_MS)] = 100
-    """Pause before a dead process is started again. It doubles while the process dies at once."""
+    """Pause before a process is started again that has died within 10 s of its start. It doubles each time; one that has
+    run for longer is started again at once."""
 
 
 class LoadedSettings(NamedTuple):

@@ -58,7 +58,7 @@ STARTING_LOOK_MS = 10
 WATCH_LOOK_MS = 500
 """How often heartbeats are read; a child that ends wakes the loop at once."""
 QUICK_DEATH_NS = 10_000_000_000
-"""A child that dies sooner than this after its start waits longer for the next one."""
+"""A child that dies sooner than this after its start waits for the next one, and longer each time."""
 BACKOFF_DOUBLINGS_MAX = 6
 NAMES_MAX = 5
 STOP_SHARE_OF_WORKERS = 0.7
@@ -279,9 +279,10 @@ class Supervisor:
         quick = now_ns - child.started_ns < QUICK_DEATH_NS
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         doublings = min(max(child.quick_deaths - 1, 0), BACKOFF_DOUBLINGS_MAX)
-        delay_ms = self._settings.restart_delay_ms << doublings
+        delay_ms = self._settings.restart_delay_ms << doublings if quick else 0
         child.restart_ns = now_ns + delay_ms * MILLISECOND_NS
-        self._output.note(f"{child.name} {how}; it starts again in {delay_ms} ms")
+        when = f" in {delay_ms} ms" if delay_ms else ""
+        self._output.note(f"{child.name} {how}; it starts again{when}")
 
     # ---------------------------------------------------------------- all children
 
