@@ -19,6 +19,8 @@ class Visible(NamedTuple):
     """Whether a list may show a topic, "/namespace/topic#subscription" or "namespace:NAME". Never raises."""
     fronts: tuple[str, ...] = ("",)
     """How all topics begin that it may show, sorted, none the beginning of another."""
+    key: int = 0
+    """Another one, in this process, where something else is shown."""
 
 
 def narrowest(fronts: Iterable[str]) -> tuple[str, ...]:

@@ -127,8 +127,8 @@ class _Answer(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Scopes that it has; at least 1 if it is about scopes."""
-        return self.found.count + 1 if isinstance(self.found, LookupScopes) else 0
+        """Scopes that it has, and one for itself."""
+        return self.found.count + 1 if isinstance(self.found, LookupScopes) else 1
 
 
 class _Question:
@@ -353,7 +353,7 @@ class AskedAuthorizer:
     def _keep(self, key: _Key, answer: _Answer) -> None:
         self._forget(key)
         self._answers_like(key)[key] = answer
-        self._scopes_kept += answer.weight
+        self._scopes_kept += answer.weight if key.resource is None else 0
         if len(self._answers) > ANSWERS_MAX:
             self._forget(next(iter(self._answers)))
         while self._scopes_kept > SCOPES_KEPT_MAX:
@@ -361,7 +361,7 @@ class AskedAuthorizer:
 
     def _forget(self, key: _Key) -> None:
         answer = self._answers_like(key).pop(key, None)
-        if answer is not None:
+        if answer is not None and key.resource is None:
             self._scopes_kept -= answer.weight
 
     # ---------------------------------------------------------------- version

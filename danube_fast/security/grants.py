@@ -18,7 +18,6 @@ from danube_fast.security.scopes import (
     SYSTEM_NAMESPACE,
     Glob,
     ScopeKind,
-    front_of,
     parse_scope,
 )
 from danube_fast.types import AUDIT_TOPIC, Permission
@@ -177,14 +176,13 @@ class Grants:
                             return True
         return False
 
-    def fronts(self, permission: Permission, masks: Mapping[str, int]) -> list[str]:
-        """Return how the names of all topics begin that may be covered with that permission."""
+    def scopes(self, permission: Permission, masks: Mapping[str, int]) -> list[str]:
+        """Return the scopes that grant a permission; one of a subscription may stand there as `/namespace/topic#`, too."""
         bit = BITS[permission]
         found = [text for text, roles in self.literals.items() if _grants(roles, masks, bit)]
         for bucket in self.patterns.values():
             found += [text for text, each in bucket.items() if _grants(each.roles, masks, bit)]
-        topics = [text.partition("#")[0] for text in found if not text.startswith(SUBJECT_PREFIX)]
-        return [*map(front_of, topics)]
+        return found
 
 
 def _count_down(roles: dict[str, int], role: str) -> None:

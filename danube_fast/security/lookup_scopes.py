@@ -7,9 +7,8 @@ from itertools import islice
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.security.grants import BITS, Grants, target_of
-from danube_fast.security.scopes import parse_scope
+from danube_fast.security.scopes import parse_scope, topic_fronts
 from danube_fast.types import CLUSTER, Permission
-from danube_fast.visible import narrowest
 
 __all__ = ["PATTERNS_MAX", "SCOPES_MAX", "LookupScopes"]
 
@@ -41,8 +40,11 @@ class LookupScopes:
                     f"it has returned more than {SCOPES_MAX} scopes, or {PATTERNS_MAX} with wildcards; use wider ones"
                 )
             self._grants.add(text, _ROLE)
-        self.fronts = narrowest(self._grants.fronts(Permission.LOOKUP, _MASKS))
+        found = self._grants.scopes(Permission.LOOKUP, _MASKS)
+        self.fronts = topic_fronts(found)
         """How all topics begin that they cover."""
+        self.key = hash(tuple(sorted(found)))
+        """The same for the same scopes, in this process."""
 
     def cover(self, resource: str) -> bool:
         """Whether one of them covers a topic, "/namespace/topic#subscription" or "namespace:NAME"."""

@@ -216,13 +216,13 @@ class Policy:
                 return True
         return False
 
-    def topic_fronts(self, principal: str, permission: Permission) -> list[str]:
-        """Return how the names of all topics begin on which a principal may have a permission."""
+    def scopes_of(self, subjects: Iterable[str], permission: Permission) -> list[str]:
+        """Return the scopes within which some subjects have a permission; see `Grants.scopes`."""
         found: list[str] = []
-        for subject in self.subjects_of(principal) or ():
+        for subject in subjects:
             grants = self._grants.get(subject)
             if grants is not None:
-                found += grants.fronts(permission, self._masks)
+                found += grants.scopes(permission, self._masks)
         return found
 
     def _unbind(self, binding: Binding) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from danube_fast.errors import InvalidArgument
 from danube_fast.types import CLUSTER, SYSTEM_NAMESPACE
+from danube_fast.visible import narrowest
 
 __all__ = [
     "NAMESPACE_PREFIX",
@@ -27,6 +29,7 @@ __all__ = [
     "ScopeKind",
     "front_of",
     "parse_scope",
+    "topic_fronts",
 ]
 
 NAMESPACE_PREFIX = "namespace:"
@@ -99,6 +102,12 @@ def front_of(scope: str) -> str:
     if namespace == front:
         return front
     return f"/{namespace}" if len(front) < len(scope) else f"/{namespace}/"
+
+
+def topic_fronts(scopes: Iterable[str]) -> tuple[str, ...]:
+    """Return how the names of all topics begin that checked scopes may cover; see `danube_fast/visible.py`."""
+    topics = [scope.partition("#")[0] for scope in scopes if not scope.startswith(SUBJECT_PREFIX)]
+    return narrowest(map(front_of, topics))
 
 
 class Glob:

@@ -225,8 +225,8 @@ def test_nothing_outlives_the_harness(tmp_path: Path, number: int) -> None:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            # serve, coordinator, two workers, producer, consumer
-            wait_until("six processes", lambda: len(descendants(process.pid)) >= 6)
+            # serve, fork server, coordinator, two workers, producer, consumer
+            wait_until("seven processes", lambda: len(descendants(process.pid)) >= 7)
             below = descendants(process.pid)
             process.send_signal(number)
             out, err = process.communicate(timeout=END_SECONDS)

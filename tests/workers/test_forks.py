@@ -26,6 +26,7 @@ from tests.workers.broker import WAIT_SECONDS, Broker, is_running, wait_until
 MODULE, HOLDING = "tests.workers.forked", "tests.workers.forked_holding"
 TITLE = "danube-fast worker-7"
 ROUNDS = 25
+MANY_WORKERS = 24
 
 
 class Nursery:
@@ -352,6 +353,13 @@ def test_a_broker_that_is_told_to_stop_does_not_wait_for_a_fork_server(tmp_path:
         assert not is_running(fork_server)
 
 
+def test_a_broker_has_as_many_workers_as_one_likes(tmp_path: Path) -> None:
+    """The kernel keeps few orders, and few descriptors that are on their way."""
+    with Broker(tmp_path / "data", workers=MANY_WORKERS, descriptors=1024) as broker:
+        assert len(broker.wait_ready()["worker_pids"]) == MANY_WORKERS
+        assert broker.stop() == 0
+
+
 def test_a_fork_server_that_hangs_is_replaced(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", workers=2, heartbeat_timeout_ms=2000) as broker:
         broker.wait_ready()
@@ -364,5 +372,5 @@ def test_a_fork_server_that_hangs_is_replaced(tmp_path: Path) -> None:
             return bool(row["state"] == "ready" and row["pid"] != worker)
 
         wait_until("another worker", is_back)
-        assert not is_running(fork_server)
+        wait_until("the end of the fork server", lambda: not is_running(fork_server))
         assert "worker 0 cannot be started (it was not there within 2000 ms)" in broker.error_text()

@@ -145,23 +145,23 @@ def test_changes_are_told_when_they_are_durable() -> None:
 
 def test_cursors_of_another_life_or_of_long_ago_are_unknown() -> None:
     changes, other = TopicChanges(), TopicChanges()
-    begin = changes.cursor_at(0)
+    begin = changes.cursor_at(0, 7)
     for wrong in (
         "",
         "x",
         "-1",
         "00",
-        other.cursor_at(0),
+        other.cursor_at(0, 7),
         begin + "1",
         begin + "00",
         begin[:-2],
         begin[:-1] + "g",
     ):
-        assert changes.place_of(wrong) is None, wrong
+        assert changes.read(wrong) is None, wrong
     for place in range(len(begin)):
         torn = f"{begin[:place]}{int(begin[place], 16) ^ 1:x}{begin[place + 1 :]}"
-        assert changes.place_of(torn) is None, torn
-    assert changes.place_of(begin) == 0
+        assert changes.read(torn) is None, torn
+    assert changes.read(begin) == (0, 7)
     for number in range(CHANGES_KEPT_MAX):
         changes.note(Change.CREATED, f"/default/{number}")
     assert len(changes.behind(0) or []) == CHANGES_KEPT_MAX
@@ -171,9 +171,16 @@ def test_cursors_of_another_life_or_of_long_ago_are_unknown() -> None:
 
 def test_a_cursor_does_not_tell_how_much_has_changed() -> None:
     changes = TopicChanges()
-    cursors = [changes.cursor_at(place) for place in (0, 0, 1, 1 << 40)]
+    cursors = [
+        changes.cursor_at(place, key) for place, key in ((0, 0), (0, 0), (1, 0), (1 << 40, -1))
+    ]
     assert len(set(cursors)) == len(cursors) and len({*map(len, cursors)}) == 1
-    assert [changes.place_of(each) for each in cursors] == [0, 0, 1, 1 << 40]
+    assert [changes.read(each) for each in cursors] == [
+        (0, 0),
+        (0, 0),
+        (1, 0),
+        (1 << 40, (1 << 64) - 1),
+    ]
     words = {each[16:32] for each in cursors}
     assert len(words) == len(cursors), "the same number looks another way each time"
 

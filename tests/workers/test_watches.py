@@ -17,6 +17,7 @@ from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
+from danube_fast.types import REPLY_TOPICS
 from danube_fast.undecided import Undecided
 from danube_fast.visible import Visible
 from danube_fast.workers.coordinator.watches import ENDS_MIN, Watches
@@ -162,14 +163,15 @@ class Looks:
         )
         self._handle = handlers[protocol.Watch]
         self._session = Session(1, b"token", b"\0one", "raw", "pia")
-        cursor = "" if is_new else self.changes.cursor_at(0)
+        cursor = "" if is_new else self.changes.cursor_at(0, 0)
         self._command = protocol.Watch(1, cursor, [HIDDEN, SEEN], wait_ms)
 
     @property
     def told(self) -> list[Any]:
         """The replies; of cursors, where they are."""
-        place_of = self.changes.place_of
-        return [{**each, "cursor": place_of(each["cursor"])} for each in self.replies]
+        read = self.changes.read
+        found = [(each, read(each["cursor"])) for each in self.replies]
+        return [{**each, "cursor": cursor and cursor[0]} for each, cursor in found]
 
     def begin(self) -> None:
         """Send the WATCH, and let it be answered what it asks."""
@@ -254,6 +256,49 @@ def test_names_beside_what_may_be_shown_cost_nothing() -> None:
     assert looks.told[0] == {"cursor": 0, "topics": [SEEN]} and set(seen) == {SEEN}
 
 
+def test_reply_topics_that_come_and_go_are_no_news() -> None:
+    """Any client may make them, as often as it likes."""
+    looks = Looks()
+    looks.begin()
+    looks.change(f"{REPLY_TOPICS}1")
+    looks.change(f"{REPLY_TOPICS}2", f"{REPLY_TOPICS}3")
+    assert looks.asked.questions == 1
+    looks.change(SEEN)
+    looks.asked.answer()
+    assert looks.told == [{"cursor": 4, "changes": [["created", SEEN]]}]
+
+
+def test_who_is_shown_something_else_begins_anew() -> None:
+    """A topic may have been made, and passed over, before it was shown."""
+    looks = Looks(HIDDEN, SEEN)
+    shown = [Visible(lambda topic: topic == SEEN, key=1), Visible(lambda topic: True, key=-2)]
+    looks.asked.visible_to = lambda principal: shown[0]  # type: ignore[method-assign]
+    looks._command = protocol.Watch(1, looks.changes.cursor_at(0, 1), [HIDDEN, SEEN], WAIT_MS)
+    looks._handle(looks._session, looks._command)
+    looks.change(HIDDEN)
+    assert not looks.replies
+    del shown[0]
+    looks.change("/other/topic")
+    (told,) = looks.told
+    assert told == {"cursor": 2, "topics": [HIDDEN, SEEN]}
+    cursor = looks.replies[0]["cursor"]
+    looks._command = protocol.Watch(1, cursor, [HIDDEN, SEEN], WAIT_MS)
+    looks._handle(looks._session, looks._command)
+    assert len(looks.replies) == 1, "it goes on from there"
+
+
+def test_a_newer_watch_ends_one_that_is_in_slices() -> None:
+    looks, kept = Looks(SEEN, is_new=True), list[Any]()
+    looks.watches._in_slices = lambda principal, steps: kept.append(steps)
+    looks.begin()
+    looks.begin()
+    for _ in kept[0]:
+        raise AssertionError("the first goes on")
+    assert looks.told == [{"cursor": 0, "changes": []}]
+    deque(kept[1], 0)
+    assert len(looks.replies) == 2 and not looks.watches._newest
+
+
 def test_a_bug_in_one_look_is_of_one_client(caplog: pytest.LogCaptureFixture) -> None:
     crowd = Crowd()
     for number in range(3):
@@ -315,7 +360,7 @@ class Crowd:
         session = Session(number, b"token", b"\0one", "raw", "pia")
         self._handlers[protocol.Watch](
             session,
-            protocol.Watch(1, self.changes.cursor_at(self.changes.count), ["/a/*"], wait_ms),
+            protocol.Watch(1, self.changes.cursor_at(self.changes.count, 0), ["/a/*"], wait_ms),
         )
 
     def run(self) -> None:

@@ -153,6 +153,7 @@ class Administration:
     ) -> None:  # fmt: skip
         """Run an operation, if the session's principal may. Raises Undecided."""
         answer, who = admin.Answer(on_end), session.principal
+        answer.is_wanted = lambda: not session.closed
         admin.run(
             self._context, self._authorizer, who, command.operation, command.arguments, answer
         )

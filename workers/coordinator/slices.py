@@ -15,7 +15,7 @@ WAITING_MAX = 1000
 """Each waits with what it has found so far."""
 WAITING_OF_ONE_MAX = 250
 """Of one principal."""
-STEPS_BETWEEN_LOOKS = 32
+STEPS_BETWEEN_LOOKS = 4
 """Steps between two looks at the clock."""
 
 

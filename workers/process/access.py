@@ -18,11 +18,13 @@ from danube_fast.security.authentication import Identity
 from danube_fast.security.authorization import Authorizer
 from danube_fast.security.authorizers import AskedAuthorizer
 from danube_fast.security.changed_rights import Changes
+from danube_fast.security.lookup_scopes import LookupScopes
 from danube_fast.security.policy import Policy, PolicyAuthorizer
 from danube_fast.security.records import BOOTSTRAP, Credential
+from danube_fast.security.scopes import topic_fronts
 from danube_fast.types import CLUSTER, REPLY_TOPICS, Permission
 from danube_fast.undecided import Undecided
-from danube_fast.visible import Visible, common, narrowest
+from danube_fast.visible import Visible, common
 from danube_fast.workers.process.commands import OWN_SESSION
 
 __all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
@@ -30,6 +32,8 @@ __all__ = ["CONFIRMED_NS_MAX", "OVERFLOW", "Access", "may_not_publish"]
 CONFIRMED_NS_MAX = 30 * SECOND_NS
 OVERFLOW = "uid:65534"
 """Every user of another user namespace looks like this one."""
+SHOWN_MAX = 10_000
+"""Sets of subjects whose names are kept."""
 SETTLES_NS = 5 * SECOND_NS
 """So long a coordinator that has started again may not know all sign-ons that others know."""
 _OF_OWNER = Permission.LOOKUP, Permission.CONSUME, Permission.MANAGE_TOPIC
@@ -48,6 +52,23 @@ def may_not_publish(setter: str, topic: str) -> PermissionDenied:
         f"{setter}, who set the failure policy, may not publish to {topic}; bind a role, or let a user that may publish "
         "there set the policy again"
     )
+
+
+class _Shown:
+    """Names that roles, and the scopes of an authorizer, show to some subjects."""
+
+    __slots__ = ("_by_roles", "fronts", "key", "scopes")
+
+    def __init__(self, scopes: list[str]) -> None:
+        self._by_roles = topic_fronts(scopes), hash(tuple(sorted(scopes)))
+        self.take(None)
+
+    def take(self, scopes: LookupScopes | None) -> None:
+        """Go by these scopes of the authorizer, too; None: there is none."""
+        self.scopes = scopes
+        self.fronts, self.key = self._by_roles
+        if scopes is not None:
+            self.fronts, self.key = common(self.fronts, scopes.fronts), hash((self.key, scopes.key))
 
 
 class Access(Authorizer):
@@ -71,6 +92,9 @@ class Access(Authorizer):
         """How often it was read whole."""
         self.owner_of: Callable[[str], str | None] = lambda topic: None
         """Finds the principal that made a reply topic."""
+        self._shown: dict[tuple[str, ...], _Shown] = {}
+        """By subjects of bindings."""
+        self._shown_version = (0, 0)
         self._settles_ns = 0
         """Until then there may be sign-ons that are not known here yet."""
         self.is_owner = False
@@ -191,10 +215,11 @@ class Access(Authorizer):
         package gives. Raises Unavailable, Undecided, whatever there is to show."""
         self._check_fresh()
         scopes = None
-        fronts = narrowest(self.policy.topic_fronts(principal, Permission.LOOKUP))
         if self._outer is not None and principal != BOOTSTRAP:
             scopes = self._outer.lookup_scopes(principal)
-            fronts = common(fronts, scopes.fronts)
+        shown = self._shown_to(principal)
+        if shown.scopes is not scopes:
+            shown.take(scopes)
 
         def shows(resource: str) -> bool:
             of_reply = self._permits_reply(principal, Permission.LOOKUP, resource)
@@ -203,7 +228,19 @@ class Access(Authorizer):
             is_given = self.policy.permits(principal, Permission.LOOKUP, resource)
             return is_given and (scopes is None or scopes.cover(resource))
 
-        return Visible(shows, fronts)
+        return Visible(shows, shown.fronts, shown.key)
+
+    def _shown_to(self, principal: str) -> _Shown:
+        """Return what roles show, which is kept until rights change: each change of a topic is a look at all who watch."""
+        version = self.policy.changes.count, self.loads
+        if version != self._shown_version or len(self._shown) >= SHOWN_MAX:
+            self._shown_version, self._shown = version, {}
+        subjects = self.policy.subjects_of(principal) or ()
+        found = self._shown.get(subjects)
+        if found is None:
+            scopes = self.policy.scopes_of(subjects, Permission.LOOKUP)
+            found = self._shown[subjects] = _Shown(scopes)
+        return found
 
     def permits(self, principal: str, permission: Permission, resource: str) -> bool:
         """Whether the principal may do that, by the copy as it is. Raises Undecided."""

@@ -1,9 +1,10 @@
 """The fork server: imports the code of a broker's processes once, and forks each of them when the supervisor asks.
 
-    supervisor --order, descriptors--> fork server --fork--> one between --fork--> the process
-        ^                                                     ends at once           |
-        |------------ line: its pid, once the supervisor is its parent --------------|
-        '------------ line: go --------------------------------------------------->  main()
+    supervisor <------------READY------ fork server
+        |--order, line, descriptors------->  |--fork--> one between --fork--> the process
+        ^                                                ends at once           |
+        |------------ line: its pid, once the supervisor is its parent ---------|
+        '------------ line: go ---------------------------------------------->  main()
 
 A fork is safe here: there is one thread, and no socket, no store and no log is open. With another thread, as a debugger's,
 a process runs its module in an interpreter of its own. Each order has a line of its own.
@@ -29,7 +30,7 @@ import msgspec
 from danube_fast.children import module_command
 from danube_fast.workers.process.boot import die_with_parent
 
-__all__ = ["DESCRIPTORS_PER_MESSAGE", "GO", "ORDER_BYTES_MAX", "REPLY", "Order", "main"]
+__all__ = ["DESCRIPTORS_PER_MESSAGE", "GO", "ORDER_BYTES_MAX", "READY", "REPLY", "Order", "main"]
 
 DESCRIPTORS_PER_MESSAGE = 200
 """The kernel takes 253."""
@@ -37,6 +38,8 @@ ORDER_BYTES_MAX = 64 * 1024
 REPLY = struct.Struct("=i")
 """Pid of a process, or why there is none: the negative of an errno."""
 GO = b"\1"
+READY = b"\1"
+"""All code is imported."""
 NAME_BYTES_MAX = 15
 """Of the name of a process."""
 _OPENBLAS = "OPENBLAS_NUM_THREADS"
@@ -50,8 +53,7 @@ class Order(msgspec.Struct, frozen=True):
     """How `ps` shows it."""
     arguments: list[str]
     descriptors: list[int]
-    """Numbers under which it finds the descriptors that follow, in messages of DESCRIPTORS_PER_MESSAGE, behind one more:
-    its line."""
+    """Numbers under which it finds the descriptors that follow its line, in messages of DESCRIPTORS_PER_MESSAGE."""
 
 
 def main() -> int:
@@ -61,15 +63,19 @@ def main() -> int:
     with socket.socket(fileno=int(link_fd)) as link:
         _import(modules)
         is_alone = len(os.listdir("/proc/self/task")) == 1
+        with suppress(OSError):  # the supervisor is gone
+            link.send(READY)
         while True:
-            data = link.recv(ORDER_BYTES_MAX)
+            data = _next_order(link)
             if not data:
                 return 0
             order = msgspec.json.decode(data, type=Order)
-            descriptors = _receive(link, 1 + len(order.descriptors))
-            if not descriptors:
-                return 0
-            with socket.socket(fileno=descriptors.pop(0)) as line:
+            lines, descriptors = _receive(link, 1), _receive(link, len(order.descriptors))
+            if not lines:  # there was no room for it, and its end tells that
+                for fd in descriptors:
+                    os.close(fd)
+                continue
+            with socket.socket(fileno=lines[0]) as line:
                 is_whole = len(descriptors) == len(order.descriptors)
                 gate = _fork(line) if is_whole else _refuse(line, EMFILE)
                 if gate >= 0:
@@ -97,14 +103,22 @@ def _import(modules: list[str]) -> None:
         os.environ[_OPENBLAS] = before
 
 
+def _next_order(link: socket.socket) -> bytes:
+    """Wait for an order; none if the supervisor is gone."""
+    try:
+        return link.recv(ORDER_BYTES_MAX)
+    except OSError:
+        return b""
+
+
 def _receive(link: socket.socket, count: int) -> list[int]:
-    """Receive descriptors, as many as there is room for; none if the supervisor is gone."""
+    """Receive descriptors, as many of them as there is room for."""
     found: list[int] = []
     left = count
     while left > 0:
         data, some, _, _ = socket.recv_fds(link, 1, DESCRIPTORS_PER_MESSAGE)
         if not data:
-            return []
+            break
         found += some
         left -= min(left, DESCRIPTORS_PER_MESSAGE)
     return found
@@ -143,7 +157,8 @@ def _fork(line: socket.socket) -> int:
     if code:
         _refuse(line, code if code > 0 else EAGAIN)
     else:
-        os.write(opener, GO)
+        with suppress(OSError):  # it was killed
+            os.write(opener, GO)
     os.close(opener)
     return -1
 
@@ -189,10 +204,15 @@ def _place(descriptors: list[int], numbers: list[int], *, inheritable: bool = Fa
 
 def _show_as(title: str) -> None:
     """Let `ps` show that title in place of the fork server's command, and its last word as the name."""
-    Path("/proc/self/comm").write_text(title.rpartition(" ")[2][:NAME_BYTES_MAX])
-    # where the kernel finds the arguments: fields 48 and 49, counted from 1, see proc(5)
-    words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(words[45]), int(words[46])
+    try:
+        Path("/proc/self/comm").write_text(title.rpartition(" ")[2][:NAME_BYTES_MAX])
+        # where the kernel finds the arguments: fields 48 and 49, counted from 1, see proc(5)
+        words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(words[45]), int(words[46])
+    except (OSError, ValueError, IndexError):  # another kernel's
+        return
+    if not 0 < start < end - 2:
+        return
     # without a zero at the end the kernel takes what stands before the first one for all
     text = title.encode()[: end - start - 2].ljust(end - start - 1, b"\0") + b"."
     ctypes.memmove(start, text, len(text))

@@ -23,12 +23,20 @@ from danube_fast.checks import COMPONENTS
 from danube_fast.children import child_environment, module_command
 from danube_fast.config import ENVIRONMENT_PREFIX
 from danube_fast.errors import Unavailable
-from danube_fast.workers.process.fork_server import DESCRIPTORS_PER_MESSAGE, GO, REPLY, Order
+from danube_fast.workers.process.fork_server import (
+    DESCRIPTORS_PER_MESSAGE,
+    GO,
+    READY,
+    REPLY,
+    Order,
+)
 
 __all__ = ["Child", "ForkServer", "Starting"]
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 STANDARD_ERROR = 2
+END_SECONDS = 5.0
+"""One that does not end by SIGKILL within that time is left alone."""
 
 
 class Child:
@@ -105,16 +113,19 @@ class ForkServer:
     def __init__(self, modules: Sequence[str]) -> None:
         """`modules`: those that the processes run, imported beforehand. Starts it."""
         self._modules = modules
-        self._is_noted = False
-        """Its end was told, or is ours."""
+        self._killed: list[subprocess.Popen[bytes]] = []
+        """Those that we have killed, until they have ended."""
+        self._deaths: list[int] = []
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or ends of children would not be told
+        self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
     def _start(self) -> None:
         environment = child_environment()
         for name in COMPONENTS:  # the processes have the settings from their boot
             environment.pop(f"{ENVIRONMENT_PREFIX}{name.upper()}", None)
+        self._is_ready = False
         self._link, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.setblocking(False)
         with end:
@@ -129,47 +140,67 @@ class ForkServer:
                 process_group=0,
             )  # fmt: skip
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported all code."""
+        if not self._is_ready:
+            with suppress(OSError):
+                self._is_ready = self._link.recv(len(READY)) == READY
+        return self._is_ready
+
     def order(
         self, module: str, title: str, arguments: list[str], descriptors: list[int]
     ) -> Starting:
         """Order a process. Raises OSError if that cannot be done now."""
-        if self._process.poll() is not None:
+        self._look()
+        if self._process is None:
             self._link.close()
             self._start()
-            self._is_noted = False
         line, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setblocking(False)
+        is_begun = False
         try:
             with end:
-                passed = [end.fileno(), *descriptors]
                 self._link.send(msgspec.json.encode(Order(module, title, arguments, descriptors)))
-                for at in range(0, len(passed), DESCRIPTORS_PER_MESSAGE):
-                    some = passed[at : at + DESCRIPTORS_PER_MESSAGE]
+                is_begun = True
+                socket.send_fds(self._link, [b"\0"], [end.fileno()])
+                for at in range(0, len(descriptors), DESCRIPTORS_PER_MESSAGE):
+                    some = descriptors[at : at + DESCRIPTORS_PER_MESSAGE]
                     socket.send_fds(self._link, [b"\0"], some)
         except OSError:
             line.close()
-            self.kill()  # it may have half of an order
+            if is_begun:
+                self.kill()  # it has half of an order
             raise
         return Starting(line)
 
+    def _look(self) -> None:
+        """Notice its end."""
+        code = None if self._process is None else self._process.poll()
+        if code is not None:
+            self._process = None
+            self._deaths.append(code)
+        self._killed = [each for each in self._killed if each.poll() is None]
+
     def death(self) -> int | None:
-        """Return, once, the exit code with which it has ended by itself; the next order starts another one."""
-        code = self._process.poll()
-        if code is None or self._is_noted:
-            return None
-        self._is_noted = True
-        return code
+        """Return, once for each, the exit code with which one has ended by itself; the next order starts another one."""
+        self._look()
+        return self._deaths.pop(0) if self._deaths else None
 
     def kill(self) -> None:
-        """End it; the next order starts another one."""
-        self._is_noted = True
-        self._process.kill()
-        self._process.wait()
+        """End it, without waiting for that; the next order starts another one."""
+        if self._process is not None:
+            self._process.kill()
+            self._killed.append(self._process)
+            self._process = None
 
     def close(self) -> None:
         """End it. The processes go on."""
         self._link.close()
         self.kill()
+        for process in self._killed:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
 
 
 class Adoption:

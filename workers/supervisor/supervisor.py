@@ -18,10 +18,9 @@ import contextlib
 import select
 import signal
 import socket
-import stat
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Sequence
 from types import FrameType
 from typing import TextIO
 
@@ -46,6 +45,7 @@ from danube_fast.roles import COORDINATOR
 from danube_fast.security.authenticators import check_authenticator
 from danube_fast.security.authorizers import check_authorizer
 from danube_fast.workers.supervisor.datadir import DataDirectory
+from danube_fast.workers.supervisor.exposure import check_exposure
 from danube_fast.workers.supervisor.forks import Adoption, Child, ForkServer, Starting
 from danube_fast.workers.supervisor.output import Output
 from danube_fast.workers.supervisor.precompile import precompile
@@ -60,7 +60,10 @@ WATCH_LOOK_MS = 500
 QUICK_DEATH_NS = 10_000_000_000
 """A child that dies sooner than this after its start waits for the next one, and longer each time."""
 BACKOFF_DOUBLINGS_MAX = 6
-NAMES_MAX = 5
+ORDERS_MAX = 4
+"""Processes that are ordered at a time."""
+FIRST_STARTS_MAX = 3
+"""A process that cannot be started so often ends a broker that is not ready yet."""
 STOP_SHARE_OF_WORKERS = 0.7
 """Part of the stop time that workers get before SIGKILL; the coordinator has the rest."""
 
@@ -75,7 +78,7 @@ class _Child:
         """The process while it was ordered and is not there yet."""
         self.running: Child | None = None
         self.epoch = self.started_ns = self.beat_count = self.beat_ns = self.quick_deaths = 0
-        self.restart_ns = 0
+        self.restart_ns = self.failed_starts = 0
 
     @property
     def is_alive(self) -> bool:
@@ -152,8 +155,6 @@ class Supervisor:
         Raises Unavailable or Internal if the broker does not come up.
         """
         try:
-            for child in self._children:
-                self._start(child)
             while not self._signals.count:
                 now_ns = self._clock.monotonic_ns()
                 for child in self._children:
@@ -165,19 +166,25 @@ class Supervisor:
                 if not self._was_ready and self._all_ready():
                     self._was_ready = True
                     self._announce_ready()
-                self._wait(self._wait_ms(now_ns))
+                self._wait(self._wait_ms(now_ns), self._children)
         finally:
             self._stop()
             self._adoption.set(is_on=False)
 
     # ---------------------------------------------------------------- one child
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more process may be ordered: the kernel keeps few orders, and few descriptors that are on their way."""
+        return sum(child.starting is not None for child in self._children) < ORDERS_MAX
+
     def _start(self, child: _Child) -> None:
         """Order the process of an index. Raises OSError if that cannot be done."""
-        if child.epoch:
-            self._repair_rings(child)
+        is_first = not child.epoch
         child.epoch += 1
         child.started_ns = self._clock.monotonic_ns()
+        if not is_first:
+            self._repair_rings(child)
         self._shared.control.set_restarts(child.process, child.epoch - 1)
         self._adoption.set(is_on=True)
         child.starting = self._shared.spawn(self._forks, child.process, child.epoch)
@@ -189,25 +196,28 @@ class Supervisor:
         except OSError as error:
             self._fail_start(child, str(error), now_ns)
             return
-        settings = self._settings
-        limit_ms = (
-            settings.heartbeat_timeout_ms if self._was_ready else settings.worker_start_timeout_ms
-        )
         if child.running is not None:
             starting.close()
             child.starting = None
+            child.failed_starts = 0
             child.beat_ns = now_ns
             child.beat_count = self._shared.control.heartbeat_count(child.process)
-        elif now_ns - child.started_ns > limit_ms * MILLISECOND_NS:
+            return
+        settings = self._settings
+        is_prompt = self._was_ready and self._forks.is_ready
+        limit_ms = settings.heartbeat_timeout_ms if is_prompt else settings.worker_start_timeout_ms
+        if now_ns - child.started_ns > limit_ms * MILLISECOND_NS:
             self._forks.kill()  # it hangs
             self._fail_start(child, f"it was not there within {limit_ms} ms", now_ns)
 
     def _fail_start(self, child: _Child, why: str, now_ns: int) -> None:
         """Give up a process that cannot be started; the next try comes later."""
         self._mark_dead(child)
-        if not self._was_ready and child.process in self._shared.processes.starting:
-            raise Unavailable(f"{child.name} cannot be started: {why}")
-        self._plan_restart(child, f"cannot be started ({why})", now_ns)
+        child.failed_starts += 1
+        is_needed = not self._was_ready and child.process in self._shared.processes.starting
+        if is_needed and child.failed_starts >= FIRST_STARTS_MAX:
+            raise Unavailable(f"{child.name} cannot be started: {why}; its reason may stand above")
+        self._plan_restart(child, f"cannot be started ({why})", now_ns, quick=True)
 
     def _is_alive(self, process: int) -> bool:
         return self._children[process].is_alive
@@ -229,7 +239,7 @@ class Supervisor:
     def _look_after(self, child: _Child, now_ns: int) -> None:
         if child.starting is not None:
             self._take(child, child.starting, now_ns)
-        elif child.running is None and now_ns >= child.restart_ns:
+        elif child.running is None and now_ns >= child.restart_ns and self._has_room:
             try:
                 self._start(child)
             except OSError as error:
@@ -245,7 +255,8 @@ class Supervisor:
                 raise Unavailable(
                     f"{child.name} {how} before it was ready; its reason stands above"
                 )
-            self._plan_restart(child, how, now_ns)
+            quick = now_ns - child.started_ns < QUICK_DEATH_NS
+            self._plan_restart(child, how, now_ns, quick=quick)
             return
         status = self._shared.control.status(child.process)
         if status.epoch == child.epoch and status.port:
@@ -275,8 +286,7 @@ class Supervisor:
         for eventfd in self._shared.doorbells:
             signal_eventfd(eventfd)
 
-    def _plan_restart(self, child: _Child, how: str, now_ns: int) -> None:
-        quick = now_ns - child.started_ns < QUICK_DEATH_NS
+    def _plan_restart(self, child: _Child, how: str, now_ns: int, *, quick: bool) -> None:
         child.quick_deaths = child.quick_deaths + 1 if quick else 0
         doublings = min(max(child.quick_deaths - 1, 0), BACKOFF_DOUBLINGS_MAX)
         delay_ms = self._settings.restart_delay_ms << doublings if quick else 0
@@ -313,15 +323,15 @@ class Supervisor:
             return STARTING_LOOK_MS
         wait_ms = WATCH_LOOK_MS
         for child in self._children:
-            if child.is_down:
+            if child.is_down and self._has_room:
                 wait_ms = min(wait_ms, max((child.restart_ns - now_ns) // MILLISECOND_NS + 1, 0))
         return int(wait_ms)
 
-    def _wait(self, timeout_ms: int) -> None:
-        """Sleep until a signal, the end of a child, or the time."""
+    def _wait(self, timeout_ms: int, children: Sequence[_Child]) -> None:
+        """Sleep until a signal, news of one of some children, or the time."""
         poller = select.poll()
         poller.register(self._signals.fileno(), select.POLLIN)
-        for child in self._children:
+        for child in children:
             if child.fileno >= 0:
                 poller.register(child.fileno, select.POLLIN)
         poller.poll(timeout_ms)
@@ -334,6 +344,9 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         total_ns = self._settings.stop_timeout_ms * MILLISECOND_NS
         workers_ns = int(total_ns * STOP_SHARE_OF_WORKERS)
+        for child in self._children:
+            if child.starting is not None:  # it has not begun
+                child.close()
         others = [child for child in self._children if child.process != COORDINATOR]
         self._stop_some(others, began_ns + workers_ns)
         self._stop_some([self._children[COORDINATOR]], began_ns + total_ns)
@@ -341,8 +354,6 @@ class Supervisor:
     def _stop_some(self, children: list[_Child], deadline_ns: int) -> None:
         signals_before = self._signals.count
         for child in children:
-            if child.starting is not None:
-                child.close()
             if child.running is not None:
                 child.running.send_signal(signal.SIGTERM)
         while any(child.is_alive for child in children):
@@ -353,7 +364,7 @@ class Supervisor:
             if left_ns <= 0 or self._signals.count > signals_before:
                 break
             if any(child.is_alive for child in children):
-                self._wait(min(left_ns // MILLISECOND_NS + 1, WATCH_LOOK_MS))
+                self._wait(min(left_ns // MILLISECOND_NS + 1, WATCH_LOOK_MS), children)
         for child in children:
             if child.running is not None:
                 pid = child.running.pid
@@ -365,7 +376,12 @@ class Supervisor:
 
 def _how_ended(code: int) -> str:
     """Say how a process has ended, by its exit code or the negative of a signal."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    if code >= 0:
+        return f"ended with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # one of those without a name
+        return f"was killed by signal {-code}"
 
 
 def _within_descriptors(settings: Settings, lines: Output) -> Settings:
@@ -408,51 +424,6 @@ def serve(
     return 0
 
 
-def _check_exposure(settings: Settings, directory: DataDirectory, lines: Output) -> None:
-    """Refuse to open what was secured before, and to take the word of records that others can write. Raises
-    FailedPrecondition."""
-    from danube_fast.security.server_keys import secured_by  # it loads ZeroMQ
-
-    folder = directory.path
-    if settings.auth == "none":
-        if not (files := secured_by(folder)):
-            return
-        if not settings.insecure:
-            raise FailedPrecondition(
-                f"{folder} is of a secured broker ({', '.join(files)}), and with auth none all who reach it could do everything: "
-                "start it with --auth required, as before (DANUBE_AUTH, --config); if all are to come in, with --insecure, of "
-                "this host alone with --listen 127.0.0.1:PORT, too"
-            )
-        lines.note(
-            f"warning: {folder} is of a secured broker, and all who reach it may do everything now (--insecure)"
-        )
-        return
-    if not any(map(_is_open, (folder, *folder.glob("*"), *folder.glob("*/*")))):
-        return
-    # it loads NumPy, for which this process has no other use
-    from danube_fast.workers.supervisor.contents import makes_administrator, open_names
-
-    names = open_names(folder, stat.S_IWOTH)
-    is_ruled = any(makes_administrator(name) for name in names)
-    if folder.stat().st_mode & stat.S_IWOTH:
-        names.insert(0, str(folder))
-        is_ruled = True
-    if names:
-        so = ", and so become administrator" if is_ruled else ""
-        raise FailedPrecondition(
-            f"every user of this host may write in {folder}{so}: {', '.join(names[:NAMES_MAX])}; see "
-            f"that all there is yours, and run chmod -R o-w {folder}, or name another folder with --data-dir"
-        )
-
-
-def _is_open(path: Path) -> bool:
-    """Whether every user may write to a file or folder."""
-    try:
-        return bool(path.stat().st_mode & stat.S_IWOTH)
-    except OSError:
-        return False
-
-
 def _serve(settings: Settings, lines: Output, *, accept_rollback: bool) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise FailedPrecondition("serve() must run in the main thread; start a process for it")
@@ -473,7 +444,7 @@ def _serve(settings: Settings, lines: Output, *, accept_rollback: bool) -> None:
         cleanup.callback(signals.close)
         directory = DataDirectory.open(settings.data_dir)
         cleanup.callback(directory.close)
-        _check_exposure(settings, directory, lines)
+        check_exposure(settings, directory, lines)
         shared = Shared(settings, directory, accept_rollback=accept_rollback)
         cleanup.callback(shared.close)
         logs = shared.logs

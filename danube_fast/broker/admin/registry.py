@@ -87,6 +87,8 @@ class Answer:
         self._on_end = on_end
         self._ended = False
         self.asker = Asker()
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Whether there is still one to be answered."""
 
     def done(self, value: Any = None) -> None:
         """Answer with a result."""

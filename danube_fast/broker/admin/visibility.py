@@ -64,7 +64,10 @@ def answer_in_slices(context: AdminContext, answer: Answer, steps: Callable[[], 
 
     def guarded() -> Steps:
         try:
-            yield from steps()
+            for _ in steps():
+                if not answer.is_wanted():
+                    return
+                yield None
         except DanubeError as error:
             answer.fail(error)
         except Exception as fault:  # of one client

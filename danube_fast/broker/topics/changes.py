@@ -1,8 +1,8 @@
 """Recent changes among the topics, so that watchers need not ask for all again. IO-free.
 
-A cursor is text that only this object understands: which life of the coordinator, and how many changes there were. It
-looks different each time, for the number would tell of changes that its reader may not know of. A watcher with a cursor
-of another life, or of too long ago, begins anew.
+A cursor is text that only this object understands: which life of the coordinator, how many changes there were, and a key of
+what its reader was shown. It looks different each time, for the number would tell of changes that its reader may not know
+of. A watcher with a cursor of another life, or of too long ago, begins anew.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import enum
 import hashlib
 import itertools
 import secrets
+import struct
 
 __all__ = ["Change", "TopicChanges"]
 
 CHANGES_KEPT_MAX = 20_000
 _WORD_BYTES = 8
-_CURSOR_BYTES = 3 * _WORD_BYTES
+_CURSOR_BYTES = 4 * _WORD_BYTES
+_WORD_MASK = (1 << 8 * _WORD_BYTES) - 1
 
 
 class Change(enum.StrEnum):
@@ -45,14 +47,15 @@ class TopicChanges:
         self._kept.append((change, topic))
         self.count += 1
 
-    def cursor_at(self, place: int) -> str:
-        """Return a cursor behind so many changes."""
+    def cursor_at(self, place: int, key: int) -> str:
+        """Return a cursor behind so many changes, for a reader who was shown what has this key."""
         nonce = secrets.token_bytes(_WORD_BYTES)
-        text = nonce + _xor(place.to_bytes(_WORD_BYTES, "big"), self._hash(nonce))
+        plain = struct.pack("=QQ", place, key & _WORD_MASK)
+        text = nonce + _xor(plain, self._hash(nonce, len(plain)))
         return (text + self._hash(text)).hex()
 
-    def place_of(self, cursor: str) -> int | None:
-        """Return behind how many changes a cursor is; None if it is not of this life."""
+    def read(self, cursor: str) -> tuple[int, int] | None:
+        """Return behind how many changes a cursor is, and its key, not negative; None if it is not of this life."""
         try:
             data = bytes.fromhex(cursor)
         except ValueError:
@@ -61,7 +64,8 @@ class TopicChanges:
         if len(data) != _CURSOR_BYTES or not secrets.compare_digest(tag, self._hash(text)):
             return None
         nonce, masked = text[:_WORD_BYTES], text[_WORD_BYTES:]
-        return int.from_bytes(_xor(masked, self._hash(nonce)), "big")
+        place, key = struct.unpack("=QQ", _xor(masked, self._hash(nonce, len(masked))))
+        return place, key
 
     def behind(self, place: int) -> list[tuple[Change, str]] | None:
         """Return the changes behind so many; None if these are not kept any more."""
@@ -70,8 +74,8 @@ class TopicChanges:
             return None
         return list(itertools.islice(self._kept, len(self._kept) - new, None))
 
-    def _hash(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=_WORD_BYTES, key=self._key).digest()
+    def _hash(self, data: bytes, size: int = _WORD_BYTES) -> bytes:
+        return hashlib.blake2b(data, digest_size=size, key=self._key).digest()
 
 
 def _xor(some: bytes, others: bytes) -> bytes:

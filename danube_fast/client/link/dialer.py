@@ -97,6 +97,8 @@ class Dialer:
         """Whether there ever was a session."""
         self._refused_ns = 0
         """When a key was refused first that another process knows."""
+        self._refusals = 0
+        """How often it was since."""
         self._served = 0
         """The sign-on by which the last session was opened here."""
         self._unproved: tuple[int, frozenset[str]] = (0, frozenset())
@@ -191,7 +193,9 @@ class Dialer:
         self._refused_ns = self._refused_ns or now_ns
         if now_ns - self._refused_ns >= KEY_HEARD_NS:
             return False
-        self.redials, self._pause_until_ns = True, now_ns + SIGN_ON_REFUSED_NS
+        pause_ns = SIGN_ON_REFUSED_NS << self._refusals
+        self._refusals += 1
+        self.redials, self._pause_until_ns = True, now_ns + pause_ns
         self._watch.forget()
         return True
 
@@ -248,8 +252,7 @@ class Dialer:
     def settle(self, *, is_open: bool = False) -> None:
         """Note that the handshake over the last port is done, or given up; before that is closed."""
         self._was_open = self._was_open or is_open
-        if is_open and not self._is_local:
-            self._trust.was_let_in = True
+        self._trust.was_let_in = self._trust.was_let_in or is_open
         if is_open and self._key and not self._is_local:
             self._trust.prefer(self._key)
             self._key, self._served = "", self._generation

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 from typing import Any, Protocol
 
 from danube_fast.client.link.calls import RETRYABLE, Call, OnLoss
@@ -23,6 +24,8 @@ from danube_fast.net.protocol import Lookup
 from danube_fast.types import TopicPattern
 
 __all__ = ["Members"]
+
+_log = logging.getLogger(__name__)
 
 
 class Joins(Protocol):
@@ -126,7 +129,12 @@ class Members:
         if self._closed or self._asked.get(topic) is not call:
             return
         del self._asked[topic]
-        if isinstance(call.error, NotFound | PermissionDenied):
+        if isinstance(call.error, NotFound):
+            self._leave(topic)
+        elif isinstance(call.error, PermissionDenied) and self._known.get(topic) is None:
+            _log.warning(
+                "a pattern passes over %s, which may not be looked up: %s", topic, call.error
+            )
             self._leave(topic)  # lists may show more than may be looked up
         elif isinstance(call.error, RETRYABLE):
             self._queue.append(topic)
