@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 import danube_fast
 from danube_fast.errors import DanubeError, FailedPrecondition
 from danube_fast.security.curve import read_key_file
-from danube_fast.workers.supervisor.supervisor import _auth_text
+from danube_fast.workers.supervisor.output import auth_text
 from tests.delivery.test_security import TOPIC, SecuredServer
 from tests.workers.broker import is_running, wait_until
 
@@ -215,7 +215,7 @@ def test_the_ready_line_for_people_names_both_keys(tmp_path: Path) -> None:
         settings=SimpleNamespace(auth="required"), server_key="OLD", server_keys=["NEW", "OLD"],
         directory=SimpleNamespace(path=tmp_path), counters=SimpleNamespace(total=lambda counter: 0),
     )  # fmt: skip
-    assert _auth_text(shared).startswith("required; server key OLD\n           and NEW, while")
+    assert auth_text(shared).startswith("required; server key OLD\n           and NEW, while")
 
 
 def test_a_client_by_shared_memory_notices_nothing(server: SecuredServer) -> None:

@@ -13,7 +13,7 @@ from danube_fast.types import AUTH_NONE_TEXT
 from danube_fast.workers.process.layout import BOOTSTRAP_KEY
 from danube_fast.workers.supervisor.spawn import Shared
 
-__all__ = ["Output"]
+__all__ = ["Output", "auth_text"]
 
 
 class Output:
@@ -65,14 +65,14 @@ class Output:
                 f"  admin    {addresses.admin_url}{pinned}\n"
                 f"  workers  {len(worker_pids)} on ports {ports}\n"
                 f"  data     {shared.directory.path}, {len(shared.logs)} logs\n"
-                f"  auth     {_auth_text(shared)}\n"
+                f"  auth     {auth_text(shared)}\n"
                 f"{sign_on}"
                 f"  pid      {os.getpid()}; Ctrl-C stops it in order"
             )
         print(text, file=self._stream, flush=True)
 
 
-def _auth_text(shared: Shared) -> str:
+def auth_text(shared: Shared) -> str:
     """Say who may come in."""
     if shared.settings.auth == "none":
         return AUTH_NONE_TEXT
