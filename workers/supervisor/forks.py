@@ -209,8 +209,10 @@ class Adoption:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         before = ctypes.c_int()
-        self._control(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-        self._before = self._now = bool(before.value)
+        with suppress(OSError):  # not all that run Linux programs know that one
+            self._control(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        # the first process of a container is such a parent anyway
+        self._before = self._now = bool(before.value) or os.getpid() == 1
 
     def set(self, *, is_on: bool) -> None:
         """Turn it on, or back to what it was before."""
