@@ -47,10 +47,11 @@ GONE_SECONDS = 10.0
 MIB = 1024 * 1024
 MEASURES = ("anon_mb", "rss_mb", "descriptors", "threads")
 SETTINGS = {
-    "segment_bytes": 16 * MIB, "spare_segments": 1, "retention_seconds_min": 1,
+    "segment_bytes": 16 * MIB, "spare_segments": 1, "retention_seconds_min": 30,
     "tail_bytes_max": MIB,
 }  # fmt: skip
-"""Segments are used up and trimmed while it runs, and memory for recent frames is full soon."""
+"""Segments are used up and trimmed while it runs, and memory for recent frames is full soon. A life reads back what it has
+acked, and may have to wait for a worker before it does."""
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 
 
