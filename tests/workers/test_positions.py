@@ -50,7 +50,8 @@ def test_messages_are_skipped_in_slices(start, monkeypatch):
     rig.turn(is_done, "the answer")
     assert request.error is None
     assert request.value == [(1, 1005, 1005)]
-    assert max(b - a for a, b in itertools.pairwise(seen)) <= 10 * EACH
+    # on a slow machine two slices may lie between two looks
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= 20 * EACH
     assert not rig.worker.positions.is_busy
 
 
