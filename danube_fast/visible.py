@@ -20,7 +20,7 @@ class Visible(NamedTuple):
     fronts: tuple[str, ...] = ("",)
     """How all topics begin that it may show, sorted, none the beginning of another."""
     key: int = 0
-    """Another one, in this process, where something else is shown."""
+    """A signed word, another one where something else is shown; of this process alone."""
 
 
 def narrowest(fronts: Iterable[str]) -> tuple[str, ...]:

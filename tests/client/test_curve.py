@@ -18,7 +18,7 @@ from zmq.utils import z85
 import danube_fast
 from danube_fast.client.link.dialer import Dialer, Rings
 from danube_fast.client.link.trust import trust_of
-from danube_fast.client.values.limits import KEY_HEARD_NS
+from danube_fast.client.values.limits import KEY_SETTLE_NS
 from tests.client import fake_broker
 from tests.security.authorizer_rig import Moved
 
@@ -250,7 +250,7 @@ def test_a_key_that_another_process_knows_is_tried_again_for_a_while(
                 dialer.settle()
                 port.close(0)
                 port = None
-        clock.moved_ns += KEY_HEARD_NS
+        clock.moved_ns += KEY_SETTLE_NS
         while end is None:
             assert time.monotonic() < deadline, "no end"
             port = port or dialer.open(f"tcp://127.0.0.1:{guarded.port}")

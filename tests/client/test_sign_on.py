@@ -246,7 +246,7 @@ def test_a_worker_that_hears_of_the_sign_on_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its refusals just behind a sign-on are no reason for another."""
-    monkeypatch.setattr(renewal, "SIGN_ON_SETTLE_NS", 60 * 10**9)
+    monkeypatch.setattr(renewal, "KEY_SETTLE_NS", 60 * 10**9)
     site.guard.status = Forgetful()
     opened: list[danube_fast.Client] = []
     thread = threading.Thread(target=lambda: opened.append(site.connect()), daemon=True)
@@ -261,7 +261,7 @@ def test_a_worker_that_hears_of_the_sign_on_later(
 
 def test_a_broker_that_never_hears_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the sign-on port is another broker's."""
-    monkeypatch.setattr(renewal, "SIGN_ON_SETTLE_NS", 0)
+    monkeypatch.setattr(renewal, "KEY_SETTLE_NS", 0)
     monkeypatch.setattr(renewal, "SIGN_ON_PAUSE_NS", 0)
     site.guard.status = Forgetful()
     fails(

@@ -138,6 +138,34 @@ def test_a_right_that_roles_take_away_counts_within_a_list(gate: Gate) -> None:
     assert not shown.shows("/a/one")
 
 
+def test_the_key_is_another_one_exactly_where_something_else_is_shown(gate: Gate) -> None:
+    """With another key a client that watches begins anew, with all its topics."""
+    clock = Moved()
+    loop = loop_of(gate, clock)
+    gate.open()
+
+    def key() -> int:
+        clock.moved_ns += SCOPES_NS
+        loop.access.confirm()
+        visible(loop)
+        return loop.access.visible_to("pia").key
+
+    policy, first = loop.access.policy, key()
+    policy.put(Binding("other", "user:ann", "viewer", "/a/one"))
+    policy.put(Binding("same", "user:pia", "no-role", "/a/one"))
+    assert key() == first
+    policy.put(Binding("more", "user:pia", "viewer", "/a/one"))
+    more = key()
+    policy.remove("binding/more")
+    assert key() == first != more
+    gate.shows = ["namespace:a"]
+    narrower = key()
+    gate.shows = ["namespace:a", "namespace:b"]
+    assert len({first, narrower, key()}) == 3
+    gate.shows = ["namespace:a"]
+    assert key() == narrower
+
+
 def test_reply_topics_are_shown_to_their_owner_whatever_the_scopes(gate: Gate) -> None:
     loop = loop_of(gate)
     gate.shows = []

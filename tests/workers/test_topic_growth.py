@@ -131,7 +131,7 @@ def test_changes_are_told_when_they_are_durable() -> None:
     changes = topics.changes
     begin = changes.count
     topics.create("/default/a", options(), 0)
-    assert changes.behind(begin) == [], "nobody may be told before it is committed"
+    assert changes.behind(begin) == [], "it is told once it is committed"
     assert topics.commit() == []
     wide = create(topics, WIDE, partitions=1)
     topics.begin_growth(wide, 2)
@@ -179,7 +179,7 @@ def test_a_cursor_does_not_tell_how_much_has_changed() -> None:
         (0, 0),
         (0, 0),
         (1, 0),
-        (1 << 40, (1 << 64) - 1),
+        (1 << 40, -1),
     ]
     words = {each[16:32] for each in cursors}
     assert len(words) == len(cursors), "the same number looks another way each time"

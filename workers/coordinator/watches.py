@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 WAIT_MS_MAX = 600_000
 PATTERNS_MAX = 256
-KEY_MASK = (1 << 64) - 1
-"""Of keys as cursors have them."""
 ENDS_MIN = 64
 """So many ends of watches that are parked no more are kept at least."""
 
@@ -130,6 +128,7 @@ class Watches:
         """Answer a watch if there is news, or its time is up; park it otherwise. Raises ResourceExhausted, and Unavailable or
         Undecided whatever there is to show, so that neither an answer nor its time tells hidden names."""
         if not self._is_open(number):
+            self._newest.pop(number, None)
             return
         if self._newest.get(number) is not watch:
             self._answer(number, watch, [])
@@ -150,6 +149,7 @@ class Watches:
         try:
             for _ in self._steps(number, watch, visible):
                 if not self._is_open(number):
+                    self._newest.pop(number, None)
                     return
                 if self._newest.get(number) is not watch:
                     self._answer(number, watch, [])
@@ -165,10 +165,9 @@ class Watches:
     def _steps(self, number: int, watch: _Watch, visible: Visible) -> Steps:
         """Look at what has changed, and at what changes meanwhile; at all if something else is shown than before."""
         changes, news = self._topics.changes, list[list[str]]()
-        key = visible.key & KEY_MASK
-        while watch.place != changes.count or watch.key != key:
+        while watch.place != changes.count or watch.key != visible.key:
             some = None
-            if watch.place is not None and watch.key == key:
+            if watch.place is not None and watch.key == visible.key:
                 some = changes.behind(watch.place)
             if some is None:
                 yield from self._list(number, watch, visible)

@@ -30,7 +30,7 @@ import msgspec
 from danube_fast.children import module_command
 from danube_fast.workers.process.boot import die_with_parent
 
-__all__ = ["DESCRIPTORS_PER_MESSAGE", "GO", "ORDER_BYTES_MAX", "READY", "REPLY", "Order", "main"]
+__all__ = ["DESCRIPTORS_PER_MESSAGE", "GO", "READY", "REPLY", "Order", "main"]
 
 DESCRIPTORS_PER_MESSAGE = 200
 """The kernel takes 253."""
@@ -114,13 +114,11 @@ def _next_order(link: socket.socket) -> bytes:
 def _receive(link: socket.socket, count: int) -> list[int]:
     """Receive descriptors, as many of them as there is room for."""
     found: list[int] = []
-    left = count
-    while left > 0:
+    for _ in range(0, count, DESCRIPTORS_PER_MESSAGE):
         data, some, _, _ = socket.recv_fds(link, 1, DESCRIPTORS_PER_MESSAGE)
         if not data:
             break
         found += some
-        left -= min(left, DESCRIPTORS_PER_MESSAGE)
     return found
 
 

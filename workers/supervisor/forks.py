@@ -31,7 +31,7 @@ from danube_fast.workers.process.fork_server import (
     Order,
 )
 
-__all__ = ["Child", "ForkServer", "Starting"]
+__all__ = ["Adoption", "Child", "ForkServer", "Starting"]
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 STANDARD_ERROR = 2

@@ -19,7 +19,8 @@ __all__ = ["Change", "TopicChanges"]
 CHANGES_KEPT_MAX = 20_000
 _WORD_BYTES = 8
 _CURSOR_BYTES = 4 * _WORD_BYTES
-_WORD_MASK = (1 << 8 * _WORD_BYTES) - 1
+_PLAIN = struct.Struct("=Qq")
+"""How many changes, and the key."""
 
 
 class Change(enum.StrEnum):
@@ -48,14 +49,14 @@ class TopicChanges:
         self.count += 1
 
     def cursor_at(self, place: int, key: int) -> str:
-        """Return a cursor behind so many changes, for a reader who was shown what has this key."""
+        """Return a cursor behind so many changes, for a reader who was shown what has this key, a signed word."""
         nonce = secrets.token_bytes(_WORD_BYTES)
-        plain = struct.pack("=QQ", place, key & _WORD_MASK)
+        plain = _PLAIN.pack(place, key)
         text = nonce + _xor(plain, self._hash(nonce, len(plain)))
         return (text + self._hash(text)).hex()
 
     def read(self, cursor: str) -> tuple[int, int] | None:
-        """Return behind how many changes a cursor is, and its key, not negative; None if it is not of this life."""
+        """Return behind how many changes a cursor is, and its key; None if it is not of this life."""
         try:
             data = bytes.fromhex(cursor)
         except ValueError:
@@ -64,7 +65,7 @@ class TopicChanges:
         if len(data) != _CURSOR_BYTES or not secrets.compare_digest(tag, self._hash(text)):
             return None
         nonce, masked = text[:_WORD_BYTES], text[_WORD_BYTES:]
-        place, key = struct.unpack("=QQ", _xor(masked, self._hash(nonce, len(masked))))
+        place, key = _PLAIN.unpack(_xor(masked, self._hash(nonce, len(masked))))
         return place, key
 
     def behind(self, place: int) -> list[tuple[Change, str]] | None:

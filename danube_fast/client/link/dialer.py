@@ -25,7 +25,7 @@ from danube_fast.client.values.limits import (
     HANDSHAKE_PAUSE_NS,
     HANDSHAKE_PAUSE_NS_MAX,
     HANDSHAKE_VERDICT_NS,
-    KEY_HEARD_NS,
+    KEY_SETTLE_NS,
     RINGS_WAIT_NS,
     SIGN_ON_KEYS_NS,
     SIGN_ON_REFUSED_NS,
@@ -191,7 +191,7 @@ class Dialer:
         if self._was_open or not self._trust.was_let_in or self._trust.sign_on is not None:
             return False
         self._refused_ns = self._refused_ns or now_ns
-        if now_ns - self._refused_ns >= KEY_HEARD_NS:
+        if now_ns - self._refused_ns >= KEY_SETTLE_NS:
             return False
         pause_ns = SIGN_ON_REFUSED_NS << self._refusals
         self._refusals += 1

@@ -25,6 +25,7 @@ from danube_fast.client.sign_on.exchange import (
 )
 from danube_fast.client.values.limits import (
     FOREVER_NS,
+    KEY_SETTLE_NS,
     SIGN_ON_ANEW_MAX,
     SIGN_ON_ANEW_NS,
     SIGN_ON_BACKOFF_NEEDED_NS_MAX,
@@ -33,7 +34,6 @@ from danube_fast.client.values.limits import (
     SIGN_ON_JITTER,
     SIGN_ON_PAUSE_NS,
     SIGN_ON_RETRY_AFTER_NS_MAX,
-    SIGN_ON_SETTLE_NS,
 )
 from danube_fast.clock import SECOND_NS, Clock
 from danube_fast.errors import DanubeError, PermissionDenied, Unavailable
@@ -142,7 +142,7 @@ class SignOn:
         with self._condition:
             if self.failure is not None:
                 return self.failure
-            is_settling = settles and now_ns - self._granted_ns < SIGN_ON_SETTLE_NS
+            is_settling = settles and now_ns - self._granted_ns < KEY_SETTLE_NS
             if self._is_wanted or generation != self.generation or is_settling:
                 return None
             self._anew_ns = [each for each in self._anew_ns if now_ns - each < SIGN_ON_ANEW_NS]

@@ -135,12 +135,10 @@ SIGN_ON_BACKOFF_NS_MAX = 30 * SECOND_NS
 """Longest pause between attempts."""
 SIGN_ON_RETRY_AFTER_NS_MAX = 60 * SECOND_NS
 """Longest pause that a server is granted which asks for one."""
-SIGN_ON_SETTLE_NS = 3 * SECOND_NS
-"""A worker may hear of a sign-on this much later than the client: until then its refusal is no reason for another."""
+KEY_SETTLE_NS = 3 * SECOND_NS
+"""A worker may hear this much later of a key, or of a sign-on, that the coordinator knows: until then it is asked again."""
 SIGN_ON_REFUSED_NS = 100 * MILLISECOND_NS
 """A connection that was refused asks again after this time."""
-KEY_HEARD_NS = 3 * SECOND_NS
-"""So long a process of the broker may not have heard of a key that another one knows."""
 SIGN_ON_KEYS_NS = 500 * MILLISECOND_NS
 """Handshakes that fail for so long are a reason to ask for the broker's keys again."""
 SIGN_ON_ANEW_NS = 30 * SECOND_NS
