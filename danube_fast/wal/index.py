@@ -446,15 +446,13 @@ def _checks(*columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _pairs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[tuple[bytes, bytes]]:
     """The rows of two arrays as (key, value) byte strings."""
-    key_bytes, value_bytes = keys.tobytes(), values.tobytes()
-    key_size, value_size = keys.dtype.itemsize, values.dtype.itemsize
-    return [
-        (
-            key_bytes[index * key_size : (index + 1) * key_size],
-            value_bytes[index * value_size : (index + 1) * value_size],
-        )
-        for index in range(len(keys))
-    ]
+    return list(zip(_rows(keys), _rows(values), strict=True))
+
+
+def _rows(array: np.ndarray[Any, Any]) -> list[bytes]:
+    """The rows of an array as byte strings."""
+    rows: list[bytes] = array.view(f"V{array.dtype.itemsize}").tolist()
+    return rows
 
 
 def _seek(cursor: Any, partition_id: int, offset: int) -> bool:

@@ -133,12 +133,12 @@ class Ticket(msgspec.Struct, eq=False):
     """Address of the row of its thread, if that sleeps on one."""
     listener: Callable[[], object] | None = None
     """Called when the outcome is known."""
-    _message_id: MessageId | None = None
+    message_id: MessageId | None = None
     _error: DanubeError | None = None
 
     def complete(self, message_id: MessageId | None, error: DanubeError | None) -> None:
         """Note the outcome. Under the pump's lock."""
-        self._message_id, self._error, self.done = message_id, error, True
+        self.message_id, self._error, self.done = message_id, error, True
         if self.row:
             _tell(self.row, TOLD)
         if self.listener is not None:
@@ -150,9 +150,9 @@ class Ticket(msgspec.Struct, eq=False):
 
     def result(self) -> MessageId:
         """Return the id, or raise the error."""
-        if self._message_id is None:
+        if self.message_id is None:
             raise self.failure()
-        return self._message_id
+        return self.message_id
 
     def failure(self) -> Exception:
         """Return the error, a fresh one: several may wait for one frame."""

@@ -269,8 +269,8 @@ class Pump:
         while True:
             if self.leader:
                 self._follow_row(ticket)
-            else:
-                self._lead(_nothing, FOREVER_NS, row)
+            elif self._lead(_nothing, FOREVER_NS, row):
+                break
             if is_answered(row) or self.closed:
                 break
         if self.answers.sleeping:
@@ -291,7 +291,7 @@ class Pump:
                 if self._unread:
                     self._drain(self._unread, lazily=True)
                 is_ready = None
-                if self._may_call_back:
+                if self.callbacks and self._may_call_back:
                     break
                 if is_answered(row) if row else ready():
                     is_ready = True
@@ -311,15 +311,15 @@ class Pump:
                 self._condition.notify()
             elif self.answers.sleeping:
                 self.answers.hand_over()
-        if self._may_call_back:
+        if self.callbacks and self._may_call_back:
             self.run_callbacks()
             return None
         return is_ready
 
     @property
     def _may_call_back(self) -> bool:
-        """Whether callbacks wait that neither an event loop nor another thread is to call."""
-        return bool(self.callbacks) and not self._caller and self.on_progress is None
+        """Whether no event loop and no other thread is to call the callbacks that wait."""
+        return not self._caller and self.on_progress is None
 
     def _follow(self, limit_ns: int) -> None:
         self._followers += 1

@@ -234,7 +234,7 @@ class StraightWay(ProducerState):
                 return None
         if not ticket.done:  # the answer was for a session that is lost since
             pump.wait(ticket.is_complete)
-        return ticket.result() if ticket.done else self._outcome(ticket)
+        return ticket.message_id or self._outcome(ticket)
 
     def _outcome(self, ticket: Ticket) -> MessageId:
         """Return the id of a message; raise the error that kept it out, or why the client does not wait any more."""

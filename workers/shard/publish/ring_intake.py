@@ -313,6 +313,7 @@ class RingIntake:
             is_open = session is not None and not link.slices
             link.words[SESSION] = words[place + LINK.SESSION] = session.number if session else 0
             words[place + LINK.STATUS] = _MORE if is_open else _ORDINARY
+            words[place + LINK.WAITS_FOR_SYNC] = 0
             place += LINK_WORDS
         words[JOB.LINKS] = len(awake)
 

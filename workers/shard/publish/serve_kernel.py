@@ -46,6 +46,7 @@ from danube_fast.workers.shard.publish.siblings import (
     SIBLINGS_BYTES_MAX,
     SIBLINGS_MAX,
     SIBLINGS_MIN,
+    SIBLINGS_PART,
     SIBLINGS_WAIT_NS,
 )
 from danube_fast.workers.shard.publish.turn_layout import (
@@ -183,6 +184,8 @@ def look(job: int) -> int:
         if kind == 0:
             store_word(job, JobWord.IS_STOPPED, 1)
             break
+        link = job + AT_LINKS + load_word(row, TakenWord.LINK) * LINK_BYTES
+        store_word(link, LinkWord.WAITS_FOR_SYNC, 1 if kind == OutletKind.FSYNC else 0)
         if kind == OutletKind.MEMORY:
             _serve(job, row)
         else:
@@ -328,7 +331,7 @@ def is_due(job: int) -> int:
     if load_word(job, JobWord.AWAITED) != 0:
         return 0
     siblings = load_word(job, JobWord.SIBLINGS)
-    if siblings < SIBLINGS_MIN or pending >= min(siblings, SIBLINGS_MAX):
+    if siblings < SIBLINGS_MIN or pending >= min(siblings // SIBLINGS_PART, SIBLINGS_MAX):
         return 1
     if load_word(job, JobWord.GROUP_BYTES) >= SIBLINGS_BYTES_MAX:
         return 1

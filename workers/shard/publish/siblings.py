@@ -11,16 +11,19 @@ __all__ = [
     "SIBLINGS_BYTES_MAX",
     "SIBLINGS_MAX",
     "SIBLINGS_MIN",
+    "SIBLINGS_PART",
     "SIBLINGS_WAIT_NS",
     "Siblings",
 ]
 
 SIBLINGS_MIN = 4
 """From so many publications in the last group on, more are likely to come: their clients wait for acks."""
+SIBLINGS_PART = 2
+"""A group waits for one of so many publications of the last one: those behind come in a group of their own, meanwhile."""
 SIBLINGS_MAX = 32
 """A group of so many publications waits no longer."""
 SIBLINGS_WAIT_NS = 1_000_000
-"""How long an open group waits for as many publications as the last one had."""
+"""How long an open group waits for them."""
 SIBLINGS_BYTES_MAX = 16 * 1024
 """A group of this size waits no longer: its PAD frame is small beside it."""
 
@@ -50,7 +53,7 @@ class Siblings:
             not self.gather
             or group.on_written
             or group.byte_count >= SIBLINGS_BYTES_MAX
-            or len(group.on_synced) >= min(self.count, SIBLINGS_MAX)
+            or len(group.on_synced) >= min(self.count // SIBLINGS_PART, SIBLINGS_MAX)
         ):
             return False
         group.waits_since_ns = group.waits_since_ns or now_ns

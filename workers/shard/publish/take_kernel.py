@@ -44,7 +44,6 @@ from danube_fast.ring.duplex_kernel import (
     PAIR_HEAD_BYTES_MAX,
     SESSION,
     WAITS,
-    _arm,
     peek_pair,
     release_pair,
     word_of,
@@ -150,11 +149,11 @@ def _has_room(job: int, size: int) -> int:
 
 @kernel("int64(int64,int64)")
 def _take_one(job: int, link: int) -> int:
-    """Take the oldest message of a link: MORE or STOP if it was taken, else ARMED or ORDINARY."""
+    """Take the oldest message of a link: MORE or STOP if it was taken, else EMPTY or ORDINARY."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_pair(side, pair)
     if found == EMPTY and word_of(side, WAITS) == 0:
-        return LinkStatus.ARMED if _arm(side) != 0 else LinkStatus.MORE
+        return LinkStatus.EMPTY
     head_bytes = load_i64(pair + PAIR_HEAD_BYTES)
     if found < 0 or _read_request(job, pair + PAIR_HEAD, head_bytes) == 0:
         return LinkStatus.ORDINARY
@@ -263,6 +262,7 @@ def _link_of(job: int, peer: int) -> int:
     store_word(link, LinkWord.SIDE, peer)
     store_word(link, LinkWord.SESSION, word_of(peer, SESSION))
     store_word(link, LinkWord.STATUS, LinkStatus.ARMED)  # the ROUTER tells of what comes
+    store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
     store_u64(peer + LAST_LINK * WORD_BYTES, links)
     store_word(job, JobWord.LINKS, links + 1)
     return link
@@ -314,7 +314,7 @@ def take_rounds(job: int) -> int:
             status = load_word(link, LinkWord.STATUS)
             if status == LinkStatus.ORDINARY:
                 code_of_all = _ORDINARY
-            if status != LinkStatus.MORE:
+            if status != LinkStatus.MORE and status != LinkStatus.EMPTY:
                 continue
             if _is_full(job) != 0:
                 return code_of_all

@@ -27,11 +27,11 @@ from danube_fast.frame.system import (
     sched_yield,
 )
 from danube_fast.net.port_kernels import get_events
-from danube_fast.ring.duplex_kernel import SESSION, WAITS, word_of
+from danube_fast.ring.duplex_kernel import SESSION, WAITS, _arm, word_of
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.sync import fault_of
 from danube_fast.workers.shard.publish.serve_kernel import end_synced, is_due, look, write_group
-from danube_fast.workers.shard.publish.siblings import SIBLINGS_WAIT_NS
+from danube_fast.workers.shard.publish.siblings import SIBLINGS_MIN, SIBLINGS_WAIT_NS
 from danube_fast.workers.shard.publish.take_kernel import take_rounds
 from danube_fast.workers.shard.publish.turn_layout import (
     AT_LINKS,
@@ -81,8 +81,32 @@ def _yield_core(job: int) -> None:
 
 
 @kernel("int64(int64)")
-def _step(job: int) -> int:
-    """Do all that can be done without waiting; flags of what is left."""
+def _ask_for_signals(job: int) -> int:
+    """Ask the clients whose rings were found empty to signal what comes; 1 if something has come meanwhile.
+
+    Where many publish one by one, those whose publishes wait for syncs are not asked while a sync runs: what they send
+    now waits for its end anyway, and is looked for then. So neither side pays for a signal.
+    """
+    has_come = 0
+    are_many = load_word(job, JobWord.SIBLINGS) >= SIBLINGS_MIN
+    waits = are_many and load_word(job, JobWord.AWAITED) != 0
+    for index in range(load_word(job, JobWord.LINKS)):
+        link = job + AT_LINKS + index * LINK_BYTES
+        if load_word(link, LinkWord.STATUS) != LinkStatus.EMPTY:
+            continue
+        if waits and load_word(link, LinkWord.WAITS_FOR_SYNC) != 0:
+            continue
+        if _arm(load_word(link, LinkWord.SIDE)) != 0:
+            store_word(link, LinkWord.STATUS, LinkStatus.ARMED)
+        else:
+            store_word(link, LinkWord.STATUS, LinkStatus.MORE)
+            has_come = 1
+    return has_come
+
+
+@kernel("int64(int64)")
+def _advance(job: int) -> int:
+    """Take, serve and write what there is; flags of what is left."""
     end_synced(job)
     flags = 0
     if load_word(job, JobWord.IS_CLOSING) == 0 and load_word(job, JobWord.IS_STOPPED) == 0:
@@ -108,6 +132,15 @@ def _step(job: int) -> int:
             flags |= _STOPPED
     elif load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.IS_STOPPED) == 0:
         _yield_core(job)  # it was served
+    return flags
+
+
+@kernel("int64(int64)")
+def _step(job: int) -> int:
+    """Do all that can be done without waiting; flags of what is left."""
+    flags: int = _advance(job)
+    while flags & _MISSING == 0 and _ask_for_signals(job) != 0:
+        flags = _advance(job)
     return flags
 
 
@@ -138,6 +171,7 @@ def _hear_links(job: int) -> int:
         is_open = word_of(side, SESSION) != 0 and word_of(side, WAITS) == 0
         store_word(link, LinkWord.STATUS, _MORE if is_open else _ORDINARY)
         if place == links:
+            store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
             store_word(job, JobWord.LINKS, links + 1)
     return flags
 

@@ -191,6 +191,8 @@ class LinkStatus(enum.IntEnum):
     """The ordinary way has to look at it."""
     STOP = 3
     """A bundle was taken, and Python has to look at it before the next one is admitted."""
+    EMPTY = 4
+    """Nothing is there, and its client does not signal what comes."""
 
 
 class LinkWord(enum.IntEnum):
@@ -200,6 +202,8 @@ class LinkWord(enum.IntEnum):
     """Its words: `Duplex.row`, or those of `RoutedPeers`."""
     SESSION = 1
     STATUS = 2
+    WAITS_FOR_SYNC = 3
+    """1: its last publish waits for a sync, or did."""
 
 
 class Stage(enum.IntEnum):
