@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
+TURN = f"{PUBLISH}/turn_kernel.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
 CREDIT, GUARDED = "tests/workers/test_ring_turn_credit.py", "tests/workers/test_guarded_tables.py"
 DURABLE = "tests/workers/test_durable_writes.py"
@@ -83,6 +84,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "signal_of_a_client_lost": Mutant(
         "danube_fast/ring/handover.py", "                awake.setdefault(identity)\n", "            pass\n", EDGES
+    ),
+    "clients_that_wait_for_no_sync_not_asked_to_signal": Mutant(
+        TURN, "        if waits and load_word(link, LinkWord.WAITS_FOR_SYNC) != 0:\n", "        if waits:\n", GROUPS
+    ),
+    "client_that_was_not_asked_to_signal_rests": Mutant(
+        INTAKE, "[each == _ARMED for each in statuses]", "[each >= _ARMED for each in statuses]", GROUPS
     ),
     "bundle_taken_behind_the_limit": Mutant(
         f"{PUBLISH}/take_kernel.py", "JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT)",
