@@ -61,9 +61,9 @@ _CREDENTIALS = struct.Struct("iII")
 _SIDES_MIN = 256
 _IDENTITY = struct.Struct(">BQ")
 _IDENTITY_KIND = 1
+"""ROUTER's own identities begin with 0."""
 _OVERFLOW = 65534
 """How each user of another user namespace looks; it cannot be registered."""
-"""ROUTER's own identities begin with 0."""
 _PREFIXES = ("ipc://@", "ipc://")
 
 
@@ -200,22 +200,20 @@ class RingServer:
         the broker's own alone. Raises Unavailable if it cannot listen there.
         """
         self._admits = admits
-        self._ring_bytes = ring_bytes
-        self._huge = huge and ring_bytes >= HUGE_PAGE_BYTES
-        self._links_max = links_max
-        self._message_bytes_max = message_bytes_max
-        self._number = 0
+        self._ring_bytes, self._huge = ring_bytes, huge and ring_bytes >= HUGE_PAGE_BYTES
+        self._links_max, self._message_bytes_max, self._number = links_max, message_bytes_max, 0
         self._links: dict[bytes, Duplex] = {}
         self._owners: dict[bytes, tuple[int, int]] = {}
         """User and process of each client."""
-        self._by_bell: dict[int, bytes] = {}
-        self._by_end: dict[int, bytes] = {}
+        self._by_bell, self._by_end = dict[int, bytes](), dict[int, bytes]()
         self._by_side: dict[int, bytes] = {}
         self._grow_sides(_SIDES_MIN)
         self._awake: dict[bytes, None] = {}
         """Links that are not armed: something may be in their rings."""
         self._ended: set[bytes] = set()
-        """Those of them whose client is gone; what it sent before still counts."""
+        """Those whose client is gone; what it sent before still counts."""
+        self._kept: set[bytes] = set()
+        """Awake ones whose messages are for kernels."""
         self._silent: dict[bytes, bool] = {}
         """Links that have never sent a message, and whether that was so at the last look."""
         self.gone: list[tuple[bytes, bool]] = []
@@ -278,19 +276,21 @@ class RingServer:
         self.sides = int(sides.ctypes.data), count
         """Address of the table of `Duplex.row` by bell, 0 for every other descriptor; how many rows it has."""
 
-    def left(self, sides: Iterable[tuple[int, bool]]) -> list[bytes | None]:
-        """Note how rings, each named by its `Duplex.row`, were left: True, empty and armed, so that the link rests (one
-        that has ended is left to `receive`); or with something in it. Their clients; None: no link has that row."""
-        by_side, awake, clients = self._by_side, self._awake, list[bytes | None]()
-        for side, is_armed in sides:
-            identity = by_side.get(side)
-            clients.append(identity)
+    def left(self, sides: Iterable[tuple[int, tuple[bool, bool]]]) -> list[bytes | None]:
+        """Note how rings, each named by its `Duplex.row`, were left: empty and armed, so that the link rests (one that
+        has ended is left to `receive`); or perhaps with something in it, which `receive` leaves to kernels until the
+        next `look`. Their clients; None: no link has that row."""
+        awake, clients = self._awake, list[bytes | None]()
+        for side, (is_armed, is_kept) in sides:
+            clients.append(identity := self._by_side.get(side))
             if identity is None:
                 continue
             if not is_armed:
                 awake.setdefault(identity)
             elif identity not in self._ended:
                 awake.pop(identity, None)
+            if is_kept and identity not in self._ended:
+                self._kept.add(identity)
         return clients
 
     def took(self, identities: Iterable[bytes]) -> None:
@@ -310,6 +310,7 @@ class RingServer:
 
     def look(self) -> None:
         """Take new clients, signals and ends. Epoll tells of a signal once, so each wakes its link."""
+        self._kept.clear()
         for fd, _ in self._epoll.poll(0):
             if fd in self._by_bell:
                 self._awake[self._by_bell[fd]] = None
@@ -433,11 +434,10 @@ class RingServer:
     # ------------------------------------------------------------ messages
 
     def receive(self, limit: int) -> Iterator[tuple[bytes, Any, list[Any]]]:
-        """Up to `limit` waiting messages, of all clients in turn: who sent it, its first part, the
-        parts behind that. Call `look` before."""
-        left = limit
-        while self._awake and left > 0:
-            for identity in list(self._awake):
+        """Up to `limit` waiting messages, of all clients in turn: sender, first part, parts behind. Call `look` before."""
+        left, kept = limit, self._kept
+        while left > 0 and (links := [each for each in self._awake if each not in kept]):
+            for identity in links:
                 if identity not in self._awake:
                     continue  # what came from another one has ended it
                 try:

@@ -87,7 +87,7 @@ def test_durable_acks_with_ever_so_many_holes(tmp_path: Path) -> None:
 def gather(rig: Rig) -> Journal:
     """Have the journal believe that many clients publish one by one."""
     journal = rig.worker.state.journals[0]
-    journal.siblings.count = SIBLINGS * siblings.SIBLINGS_PART
+    journal.siblings.count = SIBLINGS
     return journal
 
 
@@ -97,7 +97,7 @@ def post(client: RawClient, opened: dict[str, int], sequence: int, partition_id:
 
 
 def test_publications_of_many_go_into_one_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small group waits for a part of as many publications as the last one had, and is then one write."""
+    """A small group waits for as many publications as the last one had, and is then one write."""
     monkeypatch.setattr(siblings, "SIBLINGS_WAIT_NS", 3_600_000_000_000)
     rig.assign(1)
     client = rig.client()

@@ -5,23 +5,14 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from danube_fast.wal.sync import SyncThread
 from danube_fast.workers.shard.publish import ring_intake
-from danube_fast.workers.shard.publish.siblings import SIBLINGS_MIN
 from danube_fast.workers.shard.publish.turn_kernel import pause
-from danube_fast.workers.shard.publish.turn_layout import (
-    AT_LINKS,
-    LINK_WORDS,
-    JobWord,
-    LinkStatus,
-    LinkWord,
-)
+from danube_fast.workers.shard.publish.turn_layout import JobWord
 from tests.workers.ring_client import fresh_endpoint, ring_client
-from tests.workers.ring_turn_rig import intake_of
+from tests.workers.ring_turn_rig import LateSyncs, intake_of
 from tests.workers.shard_rig import Rig
 from tests.workers.test_ring_intake_limits import Publisher, finish
 
@@ -31,31 +22,6 @@ ROOM_BYTES = 20_000
 @pytest.fixture
 def rig(rigs: Callable[..., Rig]) -> Rig:
     return rigs(ipc_endpoint=fresh_endpoint())
-
-
-class LateSyncs:
-    """The sync thread sleeps on when kernels queue a sync, until `wake`."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._log = rig.worker.state.logs[0]
-        self._lend = self._log.lend
-        self._bell = os.eventfd(0)
-        self._log.lend = self._late  # type: ignore[method-assign]
-
-    def _late(self) -> Any:
-        lent = self._lend()
-        return lent and lent._replace(sync_bell=self._bell)
-
-    def wake(self) -> None:
-        """Have it look at what is queued."""
-        syncs = self._log.syncs
-        assert isinstance(syncs, SyncThread)
-        os.eventfd_write(syncs.queue[1], 1)
-
-    def close(self) -> None:
-        """Let kernels wake it again."""
-        del self._log.lend
-        os.close(self._bell)
 
 
 @pytest.fixture
@@ -165,64 +131,3 @@ def test_a_turn_that_took_the_bell_s_signals_rings_it_again(
     assert select.select([bell], [], [], 0)[0], "a signal is lost"
     finish(rig, publisher)
     assert publisher.answers == [[0, 0]]
-
-
-def statuses_of(rig: Rig) -> list[tuple[int, int]]:
-    """Status of each link of the turn, and whether its last publish waits for a sync."""
-    words = intake_of(rig)._words
-    places = [AT_LINKS // 8 + number * LINK_WORDS for number in range(words[JobWord.LINKS])]
-    return [(words[at + LinkWord.STATUS], words[at + LinkWord.WAITS_FOR_SYNC]) for at in places]
-
-
-def test_of_many_clients_those_that_wait_for_a_sync_do_not_signal_while_it_runs(
-    rig: Rig, late: LateSyncs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they send meanwhile is looked for when it has ended; a client that waits for none is heard at once."""
-    rig.assign(1, durability="memory")
-    quick = Publisher(rig, 1, "quick")
-    strict = []
-    for partition in range(2, 2 + 2 * SIBLINGS_MIN):
-        rig.assign(partition, durability="fsync")
-        strict.append(Publisher(rig, partition, "p"))
-    rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
-    met: list[list[tuple[int, int]]] = []
-
-    def post_behind(job: int) -> int:
-        met.append(statuses_of(rig))
-        if len(met) == 1:
-            for publisher in (*strict, quick):
-                publisher.post(1)
-        return int(pause(job))
-
-    monkeypatch.setattr(ring_intake, "pause", post_behind)
-    for publisher in (*strict, quick):
-        publisher.post(1)
-    rig.turn(lambda: quick.hear() == 2, "the answers that wait for no sync")
-    assert met[0].count((LinkStatus.EMPTY, 1)) == len(strict), met[0]
-    assert (LinkStatus.ARMED, 0) in met[0], met[0]
-    assert not any(publisher.hear() for publisher in strict)
-    late.wake()
-    rig.turn(lambda: all(each.hear() for each in strict), "the answers behind the sync")
-    late.wake()
-    finish(rig, *strict)
-    assert [each.answers for each in strict] == [[[0, 0], [0, 1]]] * len(strict)
-
-
-def test_a_client_alone_signals_while_its_publish_waits(
-    rig: Rig, late: LateSyncs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig.assign(1, durability="fsync")
-    publisher = Publisher(rig, 1, "p")
-    rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
-    met: list[list[tuple[int, int]]] = []
-
-    def note(job: int) -> int:
-        met.append(statuses_of(rig))
-        return int(pause(job))
-
-    monkeypatch.setattr(ring_intake, "pause", note)
-    publisher.post(1)
-    rig.turn(lambda: bool(met), "a pause")
-    assert met[0] == [(LinkStatus.ARMED, 1)]
-    late.wake()
-    finish(rig, publisher)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
-TURN = f"{PUBLISH}/turn_kernel.py"
+TURN, UNASKED = f"{PUBLISH}/turn_kernel.py", "tests/workers/test_unasked_clients.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
 CREDIT, GUARDED = "tests/workers/test_ring_turn_credit.py", "tests/workers/test_guarded_tables.py"
 DURABLE = "tests/workers/test_durable_writes.py"
@@ -86,10 +86,16 @@ MUTANTS: dict[str, Mutant] = {
         "danube_fast/ring/handover.py", "                awake.setdefault(identity)\n", "            pass\n", EDGES
     ),
     "clients_that_wait_for_no_sync_not_asked_to_signal": Mutant(
-        TURN, "        if waits and load_word(link, LinkWord.WAITS_FOR_SYNC) != 0:\n", "        if waits:\n", GROUPS
+        TURN, "        if waits and load_word(link, LinkWord.WAITS_FOR_SYNC) != 0:\n", "        if waits:\n", UNASKED
     ),
     "client_that_was_not_asked_to_signal_rests": Mutant(
-        INTAKE, "[each == _ARMED for each in statuses]", "[each >= _ARMED for each in statuses]", GROUPS
+        INTAKE, "(each == _ARMED, is_kept", "(each >= _ARMED, is_kept", UNASKED
+    ),
+    "turn_that_closes_leaves_all_to_python": Mutant(
+        "danube_fast/ring/handover.py", "if each not in kept", "if each", UNASKED
+    ),
+    "half_is_enough_behind_slow_syncs": Mutant(
+        SERVE, "JobWord.SYNC_NS) < QUICK_SYNC_NS", "JobWord.SYNC_NS) >= 0", UNASKED
     ),
     "bundle_taken_behind_the_limit": Mutant(
         f"{PUBLISH}/take_kernel.py", "JobWord.TAKEN) >= load_word(job, JobWord.TAKEN_LIMIT)",

@@ -362,7 +362,10 @@ class RingIntake:
         stop = _LINKS_AT + words[JOB.LINKS] * LINK_WORDS
         sides = words[_LINKS_AT + LINK.SIDE : stop : LINK_WORDS].tolist()
         statuses = words[_LINKS_AT + LINK.STATUS : stop : LINK_WORDS].tolist()
-        clients = rings.left(zip(sides, [each == _ARMED for each in statuses], strict=True))
+        # behind a bundle that is Python's, what follows is, too
+        is_kept = not words[JOB.IS_STOPPED]
+        states = [(each == _ARMED, is_kept and each != _ORDINARY) for each in statuses]
+        clients = rings.left(zip(sides, states, strict=True))
         identity_of = self._peers.identity_of
         links = [each or identity_of(side) for each, side in zip(clients, sides, strict=True)]
         if taken:

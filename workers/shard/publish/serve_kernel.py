@@ -43,10 +43,10 @@ from danube_fast.wal.layout import GROUP_ALIGNMENT
 from danube_fast.wal.sync import queue_sync, queue_write, synced_of
 from danube_fast.wal.writer import stamp_pad
 from danube_fast.workers.shard.publish.siblings import (
+    QUICK_SYNC_NS,
     SIBLINGS_BYTES_MAX,
     SIBLINGS_MAX,
     SIBLINGS_MIN,
-    SIBLINGS_PART,
     SIBLINGS_WAIT_NS,
 )
 from danube_fast.workers.shard.publish.turn_layout import (
@@ -64,13 +64,15 @@ from danube_fast.workers.shard.publish.turn_layout import (
 )
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, deliver_one, publish_one
 
-__all__ = ["end_synced", "is_due", "look", "write_group"]
+__all__ = ["end_synced", "is_due", "look", "note_sync", "write_group"]
 
 _OK = int(Status.OK)
 _DONE, _SHOWN, _DELIVERED = int(Stage.DONE), int(Stage.SHOWN), int(Stage.DELIVERED)
 _RESULT_BYTES, _PARTITION_BYTES = RESULT_WORDS * WORD_BYTES, PARTITION_WORDS * WORD_BYTES
 _PRODUCER_BYTES, _LOG_BYTES = PRODUCER_WORDS * WORD_BYTES, LOG_WORDS * WORD_BYTES
 _AT_SCRATCH = JobWord.SCRATCH * WORD_BYTES
+_MEAN_SHIFT = 3
+"""The mean of syncs moves an eighth of the way to each."""
 
 
 @kernel("int64(int64,int64)")
@@ -309,6 +311,7 @@ def write_group(job: int) -> int:
     store_word(job, JobWord.GROUP_BYTES, 0)
     store_word(job, JobWord.GROUPS, load_word(job, JobWord.GROUPS) + 1)
     store_word(job, JobWord.SIBLINGS, load_word(job, JobWord.PENDING))
+    store_word(job, JobWord.EXPECTED, load_word(job, JobWord.PENDING))
     store_word(job, JobWord.PENDING, 0)
     store_word(job, JobWord.HAS_WRITTEN, 0)
     waiting = _pass_group(job, end)
@@ -330,8 +333,10 @@ def is_due(job: int) -> int:
         return 1 if load_word(job, JobWord.DURABLE_END) <= synced else 0
     if load_word(job, JobWord.AWAITED) != 0:
         return 0
-    siblings = load_word(job, JobWord.SIBLINGS)
-    if siblings < SIBLINGS_MIN or pending >= min(siblings // SIBLINGS_PART, SIBLINGS_MAX):
+    siblings, expected = load_word(job, JobWord.SIBLINGS), load_word(job, JobWord.EXPECTED)
+    if load_word(job, JobWord.SYNC_NS) < QUICK_SYNC_NS:
+        expected = siblings >> 1
+    if siblings < SIBLINGS_MIN or pending >= min(expected, SIBLINGS_MAX):
         return 1
     if load_word(job, JobWord.GROUP_BYTES) >= SIBLINGS_BYTES_MAX:
         return 1
@@ -339,6 +344,13 @@ def is_due(job: int) -> int:
         return 1
     waited_ns = clock_ns(job + _AT_SCRATCH) - load_word(job, JobWord.SINCE_NS)
     return 1 if waited_ns >= SIBLINGS_WAIT_NS else 0
+
+
+@kernel("void(int64,int64)")
+def note_sync(job: int, took_ns: int) -> None:
+    """Note how long a sync took, or takes already."""
+    before_ns = load_word(job, JobWord.SYNC_NS)
+    store_word(job, JobWord.SYNC_NS, before_ns + ((took_ns - before_ns) >> _MEAN_SHIFT))
 
 
 @kernel("int64(int64)")
@@ -357,6 +369,9 @@ def end_synced(job: int) -> int:
         _serve(job, row)
         awaited -= 1
     store_word(job, JobWord.AWAITED, awaited)
-    if awaited == 0 and load_word(job, JobWord.PENDING) != 0:
-        store_word(job, JobWord.SINCE_NS, clock_ns(job + _AT_SCRATCH))
+    if awaited == 0:
+        now_ns, pending = clock_ns(job + _AT_SCRATCH), load_word(job, JobWord.PENDING)
+        note_sync(job, now_ns - load_word(job, JobWord.SINCE_NS))
+        store_word(job, JobWord.EXPECTED, load_word(job, JobWord.SIBLINGS) + pending)
+        store_word(job, JobWord.SINCE_NS, now_ns)
     return awaited

@@ -8,18 +8,19 @@ from __future__ import annotations
 from danube_fast.workers.shard.publish.group import Group
 
 __all__ = [
+    "QUICK_SYNC_NS",
     "SIBLINGS_BYTES_MAX",
     "SIBLINGS_MAX",
     "SIBLINGS_MIN",
-    "SIBLINGS_PART",
     "SIBLINGS_WAIT_NS",
     "Siblings",
 ]
 
 SIBLINGS_MIN = 4
 """From so many publications in the last group on, more are likely to come: their clients wait for acks."""
-SIBLINGS_PART = 2
-"""A group waits for one of so many publications of the last one: those behind come in a group of their own, meanwhile."""
+QUICK_SYNC_NS = 500_000
+"""Where syncs are quicker than that, kernels wait for half as many: those behind come in a group of their own meanwhile.
+Behind slow ones two halves in turn would make each publication wait for two syncs."""
 SIBLINGS_MAX = 32
 """A group of so many publications waits no longer."""
 SIBLINGS_WAIT_NS = 1_000_000
@@ -53,7 +54,7 @@ class Siblings:
             not self.gather
             or group.on_written
             or group.byte_count >= SIBLINGS_BYTES_MAX
-            or len(group.on_synced) >= min(self.count // SIBLINGS_PART, SIBLINGS_MAX)
+            or len(group.on_synced) >= min(self.count, SIBLINGS_MAX)
         ):
             return False
         group.waits_since_ns = group.waits_since_ns or now_ns

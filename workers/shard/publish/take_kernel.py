@@ -306,7 +306,7 @@ def _take_share(job: int) -> int:
 def take_rounds(job: int) -> int:
     """Take messages of all links in turn, until nothing is left but what the ordinary way has to look at; MORE, STOP
     behind one that Python has to look at, or ORDINARY if one was left."""
-    is_busy, code_of_all = True, _MORE
+    is_busy, is_first, code_of_all = True, True, _MORE
     while is_busy:
         is_busy = False
         for index in range(load_word(job, JobWord.LINKS)):
@@ -314,7 +314,7 @@ def take_rounds(job: int) -> int:
             status = load_word(link, LinkWord.STATUS)
             if status == LinkStatus.ORDINARY:
                 code_of_all = _ORDINARY
-            if status != LinkStatus.MORE and status != LinkStatus.EMPTY:
+            if status != LinkStatus.MORE and (status != LinkStatus.EMPTY or not is_first):
                 continue
             if _is_full(job) != 0:
                 return code_of_all
@@ -332,5 +332,5 @@ def take_rounds(job: int) -> int:
             code_of_all = code
         if _is_full(job) != 0:
             return code_of_all
-        is_busy = is_busy or code == LinkStatus.MORE
+        is_busy, is_first = is_busy or code == LinkStatus.MORE, False
     return code_of_all

@@ -30,7 +30,13 @@ from danube_fast.net.port_kernels import get_events
 from danube_fast.ring.duplex_kernel import SESSION, WAITS, _arm, word_of
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.wal.sync import fault_of
-from danube_fast.workers.shard.publish.serve_kernel import end_synced, is_due, look, write_group
+from danube_fast.workers.shard.publish.serve_kernel import (
+    end_synced,
+    is_due,
+    look,
+    note_sync,
+    write_group,
+)
 from danube_fast.workers.shard.publish.siblings import SIBLINGS_MIN, SIBLINGS_WAIT_NS
 from danube_fast.workers.shard.publish.take_kernel import take_rounds
 from danube_fast.workers.shard.publish.turn_layout import (
@@ -54,6 +60,8 @@ _TURN_NS_MAX = 5 * MILLISECOND_NS
 """A turn that has waited for so long takes nothing more, and ends what is under way."""
 _AWAY_NS_MAX = 500 * MICROSECOND_NS
 """A client that was served needs no longer for its message; what keeps the core for so long is other work."""
+_UNHEARD_NS_MAX = MILLISECOND_NS
+"""A client whose publish waits for a sync is heard again behind so much of it: it may send something else."""
 _YIELD_BACKOFF_MIN, _YIELD_BACKOFF_MAX = 64, 64 * 1024
 _POLLED_ALL, _POLLED_BELL = 3, 1
 _POLL_BYTES, _AT_REVENTS = 8, 6
@@ -81,26 +89,36 @@ def _yield_core(job: int) -> None:
 
 
 @kernel("int64(int64)")
+def _unheard_ns(job: int) -> int:
+    """How long clients whose publishes wait for the sync that runs need not be heard."""
+    if load_word(job, JobWord.AWAITED) == 0:
+        return 0
+    return load_word(job, JobWord.SINCE_NS) + _UNHEARD_NS_MAX - clock_ns(job + _AT_SCRATCH)
+
+
+@kernel("int64(int64)")
 def _ask_for_signals(job: int) -> int:
     """Ask the clients whose rings were found empty to signal what comes; 1 if something has come meanwhile.
 
-    Where many publish one by one, those whose publishes wait for syncs are not asked while a sync runs: what they send
-    now waits for its end anyway, and is looked for then. So neither side pays for a signal.
+    Where many publish one by one, those whose publishes wait for syncs are not asked at the beginning of a sync: what
+    they publish waits for its end anyway, and is looked for then. So neither side pays for a signal.
     """
-    has_come = 0
+    has_come = not_asked = 0
     are_many = load_word(job, JobWord.SIBLINGS) >= SIBLINGS_MIN
-    waits = are_many and load_word(job, JobWord.AWAITED) != 0
+    waits = are_many and _unheard_ns(job) > 0
     for index in range(load_word(job, JobWord.LINKS)):
         link = job + AT_LINKS + index * LINK_BYTES
         if load_word(link, LinkWord.STATUS) != LinkStatus.EMPTY:
             continue
         if waits and load_word(link, LinkWord.WAITS_FOR_SYNC) != 0:
+            not_asked = 1
             continue
         if _arm(load_word(link, LinkWord.SIDE)) != 0:
             store_word(link, LinkWord.STATUS, LinkStatus.ARMED)
         else:
             store_word(link, LinkWord.STATUS, LinkStatus.MORE)
             has_come = 1
+    store_word(job, JobWord.NOT_ASKED, not_asked)
     return has_come
 
 
@@ -130,8 +148,6 @@ def _advance(job: int) -> int:
         syncs = load_word(job, JobWord.SYNCS)
         if fault_of(syncs) != 0:
             flags |= _STOPPED
-    elif load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.IS_STOPPED) == 0:
-        _yield_core(job)  # it was served
     return flags
 
 
@@ -139,6 +155,9 @@ def _advance(job: int) -> int:
 def _step(job: int) -> int:
     """Do all that can be done without waiting; flags of what is left."""
     flags: int = _advance(job)
+    is_alone = load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.LOOKED) == 1
+    if is_alone and flags & (_MISSING | _UNDERWAY | _STOPPED) == 0:
+        _yield_core(job)  # it was served
     while flags & _MISSING == 0 and _ask_for_signals(job) != 0:
         flags = _advance(job)
     return flags
@@ -228,10 +247,14 @@ def _pause(job: int) -> int:
     elif now_ns - load_word(job, JobWord.BEGAN_NS) > _TURN_NS_MAX:
         store_word(job, JobWord.IS_CLOSING, 1)
     is_awaited = load_word(job, JobWord.AWAITED) != 0
-    limit_ns = _SYNC_NS_MAX if is_awaited else SIBLINGS_WAIT_NS
-    left_ns = load_word(job, JobWord.SINCE_NS) + limit_ns - now_ns
+    waited_ns = now_ns - load_word(job, JobWord.SINCE_NS)
+    left_ns = (_SYNC_NS_MAX if is_awaited else SIBLINGS_WAIT_NS) - waited_ns
     if left_ns <= 0:
+        if is_awaited:
+            note_sync(job, waited_ns)
         return _LATE if is_awaited else 0
+    if load_word(job, JobWord.NOT_ASKED) != 0:
+        left_ns = min(left_ns, max(_UNHEARD_NS_MAX - waited_ns, 0))
     return _wait(job, left_ns)
 
 

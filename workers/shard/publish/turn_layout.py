@@ -177,7 +177,13 @@ class JobWord(enum.IntEnum):
     """Messages to serve alone before the worker yields its core again."""
     YIELD_BACKOFF = 62
     """The pause behind the next yield that takes long."""
-    PAIR = 63
+    EXPECTED = 63
+    """Frames of the next group, if all that were answered publish again."""
+    SYNC_NS = 64
+    """How long syncs take, in the mean."""
+    NOT_ASKED = 65
+    """1: some clients do not signal what comes."""
+    PAIR = 66
 
 
 class LinkStatus(enum.IntEnum):
