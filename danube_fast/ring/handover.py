@@ -26,14 +26,13 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from danube_fast.errors import DanubeError, DataLoss, PermissionDenied, Unavailable
 from danube_fast.ring.duplex import Duplex, duplex_bytes
-from danube_fast.ring.listener import NO_DESCRIPTORS, RingListener
+from danube_fast.ring.listener import NO_DESCRIPTORS, RingListener, is_alive
 from danube_fast.ring.memory import (
     HUGE_PAGE_BYTES,
     create_eventfd,
@@ -263,6 +262,11 @@ class RingServer:
         """Whether `receive` has to look again before the process sleeps."""
         return bool(self._awake)
 
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left for `receive`."""
+        return self._kept.issuperset(self._awake)
+
     def awake_links(self) -> list[tuple[bytes, Duplex]]:
         """List the links to look at, in their order: identity and rings."""
         return [(identity, self._links[identity]) for identity in self._awake]
@@ -422,7 +426,7 @@ class RingServer:
         self._awake.pop(identity, None)
         self._silent.pop(identity, None)
         link.close()
-        self.gone.append((identity, _is_alive(self._owners.pop(identity)[1])))
+        self.gone.append((identity, is_alive(self._owners.pop(identity)[1])))
 
     def close(self) -> None:
         """End all links."""
@@ -483,18 +487,8 @@ class RingServer:
             return None
 
 
-def _is_alive(process_id: int) -> bool:
-    """Whether a process runs. One that is being killed has no memory any more when its sockets are closed."""
-    try:
-        return not Path(f"/proc/{process_id}/statm").read_bytes().startswith(b"0 ")
-    except OSError:
-        return False
-
-
 def _refuse(sock: socket.socket, text: str = _NO_DESCRIPTORS_TEXT) -> None:
     data = text.encode()[:_TEXT_BYTES_MAX]
     with sock, contextlib.suppress(OSError):
-        sock.send(
-            _HEAD.pack(_REFUSAL, _VERSION, len(data)) + data,
-            socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
-        )
+        head = _HEAD.pack(_REFUSAL, _VERSION, len(data))
+        sock.send(head + data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

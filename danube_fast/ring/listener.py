@@ -8,8 +8,9 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["NO_DESCRIPTORS", "RingListener"]
+__all__ = ["NO_DESCRIPTORS", "RingListener", "is_alive"]
 
 NO_DESCRIPTORS = errno.EMFILE, errno.ENFILE
 _BACKLOG = 1024
@@ -71,3 +72,11 @@ class RingListener:
         self._socket.close()
         if self._reserve >= 0:
             os.close(self._reserve)
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether a process runs. One that is being killed has no memory any more when its sockets are closed."""
+    try:
+        return not Path(f"/proc/{process_id}/statm").read_bytes().startswith(b"0 ")
+    except OSError:
+        return False

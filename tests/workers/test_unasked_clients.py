@@ -136,7 +136,7 @@ def test_half_of_many_are_enough_where_syncs_are_quick(
         strict.append(Publisher(rig, partition, "p"))
     rig.turn(lambda: not rig.worker.state.journals[0].busy, "rest")
     words = intake_of(rig)._words
-    words[JobWord.SIBLINGS] = words[JobWord.EXPECTED] = len(strict)
+    words[JobWord.SIBLINGS] = len(strict)
     words[JobWord.SYNC_NS] = sync_ns
     met: list[int] = []
 

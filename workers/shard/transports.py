@@ -80,7 +80,7 @@ class Transports:
         ends = (rings, self.server) if self._rings_first else (self.server, rings)
         for end in ends:
             yield from end.receive(left)
-        self.drained = self.server.drained and not rings.awake
+        self.drained = self.server.drained and rings.drained
 
     def room(self, identity: bytes, size: int) -> tuple[Any, int]:
         """Allocate a part of a message for this client; the part, and the address of its `size` bytes. Raises

@@ -362,8 +362,9 @@ class RingIntake:
         stop = _LINKS_AT + words[JOB.LINKS] * LINK_WORDS
         sides = words[_LINKS_AT + LINK.SIDE : stop : LINK_WORDS].tolist()
         statuses = words[_LINKS_AT + LINK.STATUS : stop : LINK_WORDS].tolist()
-        # behind a bundle that is Python's, what follows is, too
-        is_kept = not words[JOB.IS_STOPPED]
+        # behind a bundle that is Python's, what follows is, too; and behind a full turn it is to have its share
+        is_full = taken >= words[JOB.TAKEN_LIMIT]
+        is_kept = not (is_full or words[JOB.IS_STOPPED] or words[JOB.AWAITED] or words[JOB.PENDING])
         states = [(each == _ARMED, is_kept and each != _ORDINARY) for each in statuses]
         clients = rings.left(zip(sides, states, strict=True))
         identity_of = self._peers.identity_of

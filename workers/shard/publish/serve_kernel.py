@@ -311,7 +311,6 @@ def write_group(job: int) -> int:
     store_word(job, JobWord.GROUP_BYTES, 0)
     store_word(job, JobWord.GROUPS, load_word(job, JobWord.GROUPS) + 1)
     store_word(job, JobWord.SIBLINGS, load_word(job, JobWord.PENDING))
-    store_word(job, JobWord.EXPECTED, load_word(job, JobWord.PENDING))
     store_word(job, JobWord.PENDING, 0)
     store_word(job, JobWord.HAS_WRITTEN, 0)
     waiting = _pass_group(job, end)
@@ -333,10 +332,9 @@ def is_due(job: int) -> int:
         return 1 if load_word(job, JobWord.DURABLE_END) <= synced else 0
     if load_word(job, JobWord.AWAITED) != 0:
         return 0
-    siblings, expected = load_word(job, JobWord.SIBLINGS), load_word(job, JobWord.EXPECTED)
-    if load_word(job, JobWord.SYNC_NS) < QUICK_SYNC_NS:
-        expected = siblings >> 1
-    if siblings < SIBLINGS_MIN or pending >= min(expected, SIBLINGS_MAX):
+    siblings = load_word(job, JobWord.SIBLINGS)
+    enough = siblings >> 1 if load_word(job, JobWord.SYNC_NS) < QUICK_SYNC_NS else siblings
+    if siblings < SIBLINGS_MIN or pending >= min(enough, SIBLINGS_MAX):
         return 1
     if load_word(job, JobWord.GROUP_BYTES) >= SIBLINGS_BYTES_MAX:
         return 1
@@ -370,8 +368,7 @@ def end_synced(job: int) -> int:
         awaited -= 1
     store_word(job, JobWord.AWAITED, awaited)
     if awaited == 0:
-        now_ns, pending = clock_ns(job + _AT_SCRATCH), load_word(job, JobWord.PENDING)
+        now_ns = clock_ns(job + _AT_SCRATCH)
         note_sync(job, now_ns - load_word(job, JobWord.SINCE_NS))
-        store_word(job, JobWord.EXPECTED, load_word(job, JobWord.SIBLINGS) + pending)
         store_word(job, JobWord.SINCE_NS, now_ns)
     return awaited

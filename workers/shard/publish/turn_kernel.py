@@ -37,7 +37,11 @@ from danube_fast.workers.shard.publish.serve_kernel import (
     note_sync,
     write_group,
 )
-from danube_fast.workers.shard.publish.siblings import SIBLINGS_MIN, SIBLINGS_WAIT_NS
+from danube_fast.workers.shard.publish.siblings import (
+    QUICK_SYNC_NS,
+    SIBLINGS_MIN,
+    SIBLINGS_WAIT_NS,
+)
 from danube_fast.workers.shard.publish.take_kernel import take_rounds
 from danube_fast.workers.shard.publish.turn_layout import (
     AT_LINKS,
@@ -91,7 +95,9 @@ def _yield_core(job: int) -> None:
 @kernel("int64(int64)")
 def _unheard_ns(job: int) -> int:
     """How long clients whose publishes wait for the sync that runs need not be heard."""
-    if load_word(job, JobWord.AWAITED) == 0:
+    if load_word(job, JobWord.AWAITED) == 0 or load_word(job, JobWord.SIBLINGS) < SIBLINGS_MIN:
+        return 0
+    if load_word(job, JobWord.SYNC_NS) >= QUICK_SYNC_NS:
         return 0
     return load_word(job, JobWord.SINCE_NS) + _UNHEARD_NS_MAX - clock_ns(job + _AT_SCRATCH)
 
@@ -100,12 +106,11 @@ def _unheard_ns(job: int) -> int:
 def _ask_for_signals(job: int) -> int:
     """Ask the clients whose rings were found empty to signal what comes; 1 if something has come meanwhile.
 
-    Where many publish one by one, those whose publishes wait for syncs are not asked at the beginning of a sync: what
-    they publish waits for its end anyway, and is looked for then. So neither side pays for a signal.
+    Where many publish one by one, and syncs are quick, those whose publishes wait for syncs are not asked at the
+    beginning of one: what they publish waits for its end anyway, and is looked for then. So neither side pays for a signal.
     """
     has_come = not_asked = 0
-    are_many = load_word(job, JobWord.SIBLINGS) >= SIBLINGS_MIN
-    waits = are_many and _unheard_ns(job) > 0
+    waits = _unheard_ns(job) > 0
     for index in range(load_word(job, JobWord.LINKS)):
         link = job + AT_LINKS + index * LINK_BYTES
         if load_word(link, LinkWord.STATUS) != LinkStatus.EMPTY:

@@ -177,13 +177,11 @@ class JobWord(enum.IntEnum):
     """Messages to serve alone before the worker yields its core again."""
     YIELD_BACKOFF = 62
     """The pause behind the next yield that takes long."""
-    EXPECTED = 63
-    """Frames of the next group, if all that were answered publish again."""
-    SYNC_NS = 64
+    SYNC_NS = 63
     """How long syncs take, in the mean."""
-    NOT_ASKED = 65
+    NOT_ASKED = 64
     """1: some clients do not signal what comes."""
-    PAIR = 66
+    PAIR = 65
 
 
 class LinkStatus(enum.IntEnum):
