@@ -23,10 +23,18 @@ SECRET_KEY = "a-secret-key"
 BUCKET = "history"
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that are free, each another one: those that were closed may be given again."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free."""
+    return free_ports(1)[0]
 
 
 def plain_client(endpoint: str) -> Any:
@@ -76,7 +84,7 @@ def seaweed_server(folder: Path) -> Iterator[str]:
     config.write_text(json.dumps({"identities": [identity]}))
     names = [f"{part}.port" for part in ("s3", "master", "volume", "filer")]
     names += [f"{name}.grpc" for name in names]
-    ports = {name: free_port() for name in names}
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     arguments = [
         str(program), "server", "-s3", f"-s3.config={config}", "-s3.port.iceberg=0",
         "-s3.port.lance=0", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-volume.max=20",
