@@ -199,12 +199,16 @@ class RingServer:
         the broker's own alone. Raises Unavailable if it cannot listen there.
         """
         self._admits = admits
-        self._ring_bytes, self._huge = ring_bytes, huge and ring_bytes >= HUGE_PAGE_BYTES
-        self._links_max, self._message_bytes_max, self._number = links_max, message_bytes_max, 0
+        self._ring_bytes = ring_bytes
+        self._huge = huge and ring_bytes >= HUGE_PAGE_BYTES
+        self._links_max = links_max
+        self._message_bytes_max = message_bytes_max
+        self._number = 0
         self._links: dict[bytes, Duplex] = {}
         self._owners: dict[bytes, tuple[int, int]] = {}
         """User and process of each client."""
-        self._by_bell, self._by_end = dict[int, bytes](), dict[int, bytes]()
+        self._by_bell: dict[int, bytes] = {}
+        self._by_end: dict[int, bytes] = {}
         self._by_side: dict[int, bytes] = {}
         self._grow_sides(_SIDES_MIN)
         self._awake: dict[bytes, None] = {}

@@ -97,11 +97,7 @@ class ProducerState:
             done = last
             if last is not None and index != count - 1:
                 done = new_id((topic, sending.offset + index))
-            if type(call) is Ticket:
-                call.complete(done, error)
-                told += 1
-            else:
-                told += self._tell(call, done, error)
+            told += self._tell(call, done, error)
         if error is not None and told < count:
             self._note_error(topic, sending.base_sequence, count, error)
 
