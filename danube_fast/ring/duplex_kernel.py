@@ -68,6 +68,7 @@ __all__ = [
     "ask_room",
     "hear",
     "peek_pair",
+    "peek_part",
     "push_pair",
     "push_part",
     "release_pair",
@@ -201,8 +202,28 @@ def peek_pair(row: int, pair: int) -> int:
 
 
 @kernel("int64(int64,int64)")
+def peek_part(row: int, pair: int) -> int:
+    """Find the oldest message, if it is one small part, as `peek_pair` finds one of two: it is copied as their first."""
+    found = _front(word_of(row, IN), word_of(row, CAPACITY))
+    if found < 0:
+        return EMPTY if found == EMPTY else OTHER
+    size = found & RECORD_LENGTH_MASK
+    if size < 2 * _LENGTH_BYTES:
+        return OTHER
+    record = word_of(row, IN) + RING_HEADER_BYTES + RECORD_HEADER_BYTES
+    record += found >> RECORD_KIND_SHIFT
+    count, part_bytes = load_u32(record), load_u32(record + _LENGTH_BYTES)
+    start = 2 * _LENGTH_BYTES
+    if count != 1 or part_bytes > PAIR_HEAD_BYTES_MAX or start + part_bytes != size:
+        return OTHER
+    memory_copy(pair + PAIR_HEAD, record + start, part_bytes)
+    store_u64(pair + PAIR_HEAD_BYTES, part_bytes)
+    return found
+
+
+@kernel("int64(int64,int64)")
 def release_pair(row: int, found: int) -> int:
-    """Give the message that `peek_pair` found back to the peer, and tell it of room."""
+    """Give the message that was found back to the peer, and tell it of room."""
     _release(word_of(row, IN), word_of(row, CAPACITY), found)
     return _answer_room(row)
 

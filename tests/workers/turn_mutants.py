@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 PUBLISH = "workers/shard/publish"
 SERVE, INTAKE = f"{PUBLISH}/serve_kernel.py", f"{PUBLISH}/ring_intake.py"
+HEARTBEATS = "tests/workers/test_ring_heartbeats.py"
 TURN, UNASKED = f"{PUBLISH}/turn_kernel.py", "tests/workers/test_unasked_clients.py"
 FAULTS, EDGES = "tests/workers/test_ring_turn_faults.py", "tests/workers/test_ring_turn_edges.py"
 CREDIT, GUARDED = "tests/workers/test_ring_turn_credit.py", "tests/workers/test_guarded_tables.py"
@@ -93,6 +94,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "turn_that_closes_leaves_all_to_python": Mutant(
         "danube_fast/ring/handover.py", "if each not in kept", "if each", UNASKED
+    ),
+    "heartbeats_of_a_client_have_no_end": Mutant(
+        f"{PUBLISH}/take_kernel.py", " or load_word(link, LinkWord.HAS_BEATEN) != 0", "", HEARTBEATS
+    ),
+    "session_hears_of_no_heartbeat": Mutant(
+        INTAKE, "        if words[JOB.HEARTBEATS]:\n", "        if words[JOB.HEARTBEATS] < 0:\n", HEARTBEATS
+    ),
+    "heartbeat_overtakes_what_waits_for_room": Mutant(
+        f"{PUBLISH}/take_kernel.py", "found < 0 or word_of(side, WAITS) != 0 or", "found < 0 or", HEARTBEATS
     ),
     "half_is_enough_behind_slow_syncs": Mutant(
         SERVE, "JobWord.SYNC_NS) < QUICK_SYNC_NS", "JobWord.SYNC_NS) >= 0", UNASKED

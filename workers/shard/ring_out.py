@@ -17,7 +17,7 @@ from danube_fast.net.msgpack_kernel import (
     UNSIGNED_BYTES_MAX,
     write_unsigned,
 )
-from danube_fast.net.protocol import Deliver, Published, op_code
+from danube_fast.net.protocol import Deliver, Pong, Published, op_code
 from danube_fast.ring.duplex_kernel import (
     HEAD,
     HEAD_BYTES_MAX,
@@ -29,11 +29,18 @@ from danube_fast.ring.duplex_kernel import (
 from danube_fast.ring.layout import WORD_BYTES
 from danube_fast.workers.shard.routed_peers import send_pair, send_part
 
-__all__ = ["PLAIN_BYTES_MAX", "deliver_one", "publish_one", "send_delivery", "send_published"]
+__all__ = [
+    "PLAIN_BYTES_MAX",
+    "deliver_one",
+    "pong_one",
+    "publish_one",
+    "send_delivery",
+    "send_published",
+]
 
 PLAIN_BYTES_MAX = 16 * 1024
 """A larger bundle is not plain: Python's part of its cost is small."""
-_PUBLISHED, _DELIVER = op_code(Published), op_code(Deliver)
+_PUBLISHED, _DELIVER, _PONG = op_code(Published), op_code(Deliver), op_code(Pong)
 _PUBLISHED_BYTES_MAX = 6 + 3 * UNSIGNED_BYTES_MAX
 if _PUBLISHED_BYTES_MAX > HEAD_BYTES_MAX:
     raise ImportError(f"a PUBLISHED of {_PUBLISHED_BYTES_MAX} bytes does not fit {HEAD_BYTES_MAX}")
@@ -54,6 +61,15 @@ def publish_one(row: int, request: int, status: int, offset: int) -> int:
     if word_of(row, IN) == 0:
         return send_part(row, head, at + 1 - head)
     return push_part(row, head, at + 1 - head)
+
+
+@kernel("int64(int64,int64)")
+def pong_one(row: int, request: int) -> int:
+    """Answer a PING over rings; less than 0 without room."""
+    head = row + HEAD * WORD_BYTES
+    store_u8(head, FIXED_ARRAY + 2)
+    store_u8(head + 1, _PONG)
+    return push_part(row, head, write_unsigned(head + 2, request) - head)
 
 
 @kernel("int64(int64,int64,int64,int64)")

@@ -91,7 +91,7 @@ _UNDERWAY, _STOPPED, _FULL, _OTHER, _LATE, _MISSING = map(int, Flag)
 _CLEARED = (
     JOB.LOOKED, JOB.IS_CLOSING, JOB.IS_STOPPED, JOB.GROUP_BYTES, JOB.PENDING, JOB.HAS_WRITTEN, JOB.AWAITED,
     JOB.IS_TORN, JOB.BELL_RANG, JOB.CODE, JOB.BEGAN_NS, JOB.GROUPS, JOB.QUEUED_END, JOB.IN_HAND,
-    JOB.DURABLE_START, JOB.DURABLE_END,
+    JOB.DURABLE_START, JOB.DURABLE_END, JOB.HEARTBEATS,
 )  # fmt: skip
 """Words that are 0 at the beginning of a turn."""
 
@@ -176,20 +176,21 @@ class RingIntake:
     def sleep(
         self, timeout_ms: int, poll: Callable[[int], list[tuple[int, int]]]
     ) -> list[tuple[int, int]]:
-        """Sleep as `poll` does until an ordinary turn is wanted, and serve plain publishes meanwhile; the events that
-        ended it."""
+        """Sleep as `poll` does until an ordinary turn is wanted, and serve plain publishes and heartbeats meanwhile; the
+        events that ended it."""
         state, bell = self._state, self._bell
-        end_ns = 0
+        end_ns = wake_ns = 0
         if not self._has_clients:
             return poll(timeout_ms)
         while True:
             state.begin_turn()
             self._intake.begin_turn(state.now_ns)
-            left_ns = end_ns - state.now_ns if end_ns else timeout_ms * MILLISECOND_NS
+            wake_ns = wake_ns or state.now_ns + timeout_ms * MILLISECOND_NS
+            left_ns = (end_ns or wake_ns) - state.now_ns
             if self._holds():
                 return poll(0)
             if left_ns <= 0 or not self._begin(TAKEN_MAX):
-                return poll(0 if end_ns else timeout_ms)
+                return poll(0 if end_ns else max(0, left_ns // MILLISECOND_NS))
             words = self._words
             words[JOB.LINKS] = words[JOB.NOW_NS] = 0
             words[JOB.ROUTED] = _ARMED
@@ -203,9 +204,11 @@ class RingIntake:
                 return [(bell, select.POLLIN)]
             if self._server.holds:
                 return [(self._server.fileno(), select.POLLIN)]
-            if flags & _OTHER or not taken or not self._is_quiet():
+            if flags & _OTHER or not (taken or words[JOB.HEARTBEATS]) or not self._is_quiet():
                 return poll(0)
             state.drained_ns = state.now_ns
+            if not (taken or end_ns):
+                continue  # heartbeats alone
             end_ns = end_ns or state.now_ns + _SERVING_NS_MAX
             if end_ns - state.now_ns <= _SERVING_NS_MAX - _SERVING_NS:
                 return poll(0)
@@ -313,7 +316,7 @@ class RingIntake:
             is_open = session is not None and not link.slices
             link.words[SESSION] = words[place + LINK.SESSION] = session.number if session else 0
             words[place + LINK.STATUS] = _MORE if is_open else _ORDINARY
-            words[place + LINK.WAITS_FOR_SYNC] = 0
+            words[place + LINK.WAITS_FOR_SYNC] = words[place + LINK.HAS_BEATEN] = 0
             place += LINK_WORDS
         words[JOB.LINKS] = len(awake)
 
@@ -369,6 +372,11 @@ class RingIntake:
         clients = rings.left(zip(sides, states, strict=True))
         identity_of = self._peers.identity_of
         links = [each or identity_of(side) for each, side in zip(clients, sides, strict=True)]
+        if words[JOB.HEARTBEATS]:
+            beaten = words[_LINKS_AT + LINK.HAS_BEATEN : stop : LINK_WORDS].tolist()
+            self._heard(
+                [link for link, has_beaten in zip(links, beaten, strict=True) if has_beaten]
+            )
         if taken:
             taken_rows = words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].cast("B")
             rows = [*map(_AS_TAKEN, _TAKEN.iter_unpack(taken_rows))]
@@ -388,15 +396,21 @@ class RingIntake:
 
     def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
         """The sessions whose messages were taken, by link."""
-        senders: dict[int, Session] = {}
-        for link in dict.fromkeys([row.link for row in rows]):
-            session = self._sessions.by_identity(links[link])
+        numbers = [*dict.fromkeys([row.link for row in rows])]
+        sessions = self._heard([links[number] for number in numbers])
+        return dict(zip(numbers, sessions, strict=True))
+
+    def _heard(self, identities: list[bytes]) -> list[Session]:
+        """Note that these clients have sent something; their sessions."""
+        sessions = []
+        for identity in identities:
+            session = self._sessions.by_identity(identity)
             if session is None:
-                raise Internal("a bundle was taken from a link without a session")
-            senders[link] = session
+                raise Internal("a message was taken from a link without a session")
             session.last_seen_ns = self._state.now_ns
-        self._rings.took([links[link] for link in senders])
-        return senders
+            sessions.append(session)
+        self._rings.took(identities)
+        return sessions
 
     def _take_back_log(self, rows: list[Taken]) -> None:
         """Take the log back, if kernels have written to it."""

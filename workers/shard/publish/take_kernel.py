@@ -1,6 +1,7 @@
 r"""Kernels that take plain PUBLISHes out of rings and from the ROUTER, and admit them: the first part of a worker's turn.
 
     rings, ROUTER -- [PUBLISH, request], bundle --> bytes object --admit--> result row, taken row
+    rings ---------- [PING, request, []] ---------> PONG, once in a turn for each link
            \-------- anything else, damage, no room --> the ordinary way handles it
 
 It stays first in its ring; what comes from the ROUTER was received by then, and is handed over in as many parts as
@@ -35,8 +36,9 @@ from danube_fast.net.port_kernels import (
     data_of,
     receive_into,
 )
-from danube_fast.net.protocol import Publish, op_code
+from danube_fast.net.protocol import Ping, Publish, op_code
 from danube_fast.ring.duplex_kernel import (
+    OTHER,
     PAIR_BODY,
     PAIR_BODY_BYTES,
     PAIR_HEAD,
@@ -45,6 +47,7 @@ from danube_fast.ring.duplex_kernel import (
     SESSION,
     WAITS,
     peek_pair,
+    peek_part,
     release_pair,
     word_of,
 )
@@ -69,13 +72,13 @@ from danube_fast.workers.shard.publish.turn_layout import (
     Stage,
     TakenWord,
 )
-from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX
+from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, pong_one
 from danube_fast.workers.shard.routed_peers import LAST_LINK, LEFT, find_peer
 
 __all__ = ["take_rounds"]
 
 _FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
-_PUBLISH = op_code(Publish)
+_PUBLISH, _PING = op_code(Publish), op_code(Ping)
 _LEFT_MAX = 32
 """So many publishes of a peer are left to Python behind a large one, which was copied in vain."""
 _OK = int(Status.OK)
@@ -148,12 +151,36 @@ def _has_room(job: int, size: int) -> int:
 
 
 @kernel("int64(int64,int64)")
+def _answer_heartbeat(job: int, link: int) -> int:
+    """Take a PING that reports nothing and answer it: MORE; ORDINARY for every other message, the link's second PING in
+    a turn, which would have no end if one sent nothing else, and without room for the answer."""
+    side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
+    found = peek_part(side, pair)
+    if found < 0 or word_of(side, WAITS) != 0 or load_word(link, LinkWord.HAS_BEATEN) != 0:
+        return LinkStatus.ORDINARY
+    head, number = pair + PAIR_HEAD, job + _AT_NUMBER
+    end = head + load_i64(pair + PAIR_HEAD_BYTES)
+    if end < head + 4 or load_u8(head) != FIXED_ARRAY + 3 or load_u8(head + 1) != _PING:
+        return LinkStatus.ORDINARY
+    if read_unsigned(head + 2, end - 1, number) != end - 1 or load_u8(end - 1) != FIXED_ARRAY:
+        return LinkStatus.ORDINARY
+    if pong_one(side, load_i64(number)) < 0:
+        return LinkStatus.ORDINARY
+    release_pair(side, found)
+    store_word(link, LinkWord.HAS_BEATEN, 1)
+    store_word(job, JobWord.HEARTBEATS, load_word(job, JobWord.HEARTBEATS) + 1)
+    return LinkStatus.MORE
+
+
+@kernel("int64(int64,int64)")
 def _take_one(job: int, link: int) -> int:
     """Take the oldest message of a link: MORE or STOP if it was taken, else EMPTY or ORDINARY."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_pair(side, pair)
     if found == EMPTY and word_of(side, WAITS) == 0:
         return LinkStatus.EMPTY
+    if found == OTHER:
+        return _answer_heartbeat(job, link)
     head_bytes = load_i64(pair + PAIR_HEAD_BYTES)
     if found < 0 or _read_request(job, pair + PAIR_HEAD, head_bytes) == 0:
         return LinkStatus.ORDINARY
@@ -263,6 +290,7 @@ def _link_of(job: int, peer: int) -> int:
     store_word(link, LinkWord.SESSION, word_of(peer, SESSION))
     store_word(link, LinkWord.STATUS, LinkStatus.ARMED)  # the ROUTER tells of what comes
     store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
+    store_word(link, LinkWord.HAS_BEATEN, 0)
     store_u64(peer + LAST_LINK * WORD_BYTES, links)
     store_word(job, JobWord.LINKS, links + 1)
     return link

@@ -196,6 +196,7 @@ def _hear_links(job: int) -> int:
         store_word(link, LinkWord.STATUS, _MORE if is_open else _ORDINARY)
         if place == links:
             store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
+            store_word(link, LinkWord.HAS_BEATEN, 0)
             store_word(job, JobWord.LINKS, links + 1)
     return flags
 
@@ -265,12 +266,23 @@ def _pause(job: int) -> int:
 
 @kernel("int64(int64,int64)")
 def _wait_and_step(job: int, timeout_ns: int) -> int:
-    """Wait as `wait` does, and do a step with the GIL if a client has signalled: flags of both."""
-    thread = leave_gil()
-    flags: int = _wait(job, timeout_ns)
-    enter_gil(thread)
-    is_heard = load_word(job, JobWord.LINKS) != 0 or load_word(job, JobWord.ROUTED) == _MORE
-    return flags | _step(job) if is_heard else flags
+    """Wait as `wait` does, and do a step with the GIL if a client has signalled: flags of both. Behind a step that has
+    only answered heartbeats it waits on, and Python hears of them at the end."""
+    end_ns, left_ns = clock_ns(job + _AT_SCRATCH) + timeout_ns, timeout_ns
+    while True:
+        beats = load_word(job, JobWord.HEARTBEATS)
+        thread = leave_gil()
+        flags: int = _wait(job, left_ns)
+        enter_gil(thread)
+        is_heard = load_word(job, JobWord.LINKS) != 0 or load_word(job, JobWord.ROUTED) == _MORE
+        if not is_heard:
+            return flags
+        flags |= _step(job)
+        if flags != 0 or load_word(job, JobWord.TAKEN) != 0:
+            return flags
+        left_ns = end_ns - clock_ns(job + _AT_SCRATCH)
+        if left_ns <= 0 or load_word(job, JobWord.HEARTBEATS) == beats:
+            return flags
 
 
 pause, step, wait = direct(_pause), direct(_step), direct(_wait)

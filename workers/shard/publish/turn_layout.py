@@ -181,7 +181,9 @@ class JobWord(enum.IntEnum):
     """How long syncs take, in the mean."""
     NOT_ASKED = 64
     """1: some clients do not signal what comes."""
-    PAIR = 65
+    HEARTBEATS = 65
+    """Heartbeats that this turn has answered."""
+    PAIR = 66
 
 
 class LinkStatus(enum.IntEnum):
@@ -208,6 +210,8 @@ class LinkWord(enum.IntEnum):
     STATUS = 2
     WAITS_FOR_SYNC = 3
     """1: its last publish waits for a sync, or did."""
+    HAS_BEATEN = 4
+    """1: this turn has answered a heartbeat of it."""
 
 
 class Stage(enum.IntEnum):
