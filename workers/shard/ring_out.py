@@ -1,8 +1,9 @@
-"""The two commands that a worker sends most, written straight into the ring of their client, or given to the ROUTER:
-one kernel call each.
+"""The commands that a worker sends most, written straight into the ring of their client, or given to the ROUTER: one
+kernel call each.
 
     PUBLISHED of one frame     [op, [[request, [status, offset]]], {}]
     DELIVER of one bundle      [op, [consumer id]], bundle
+    PONG, over rings           [op, request]
 
 Everything else, and these when there is no room, goes the ordinary way.
 """

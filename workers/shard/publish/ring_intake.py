@@ -206,9 +206,9 @@ class RingIntake:
                 return [(self._server.fileno(), select.POLLIN)]
             if flags & _OTHER or not (taken or words[JOB.HEARTBEATS]) or not self._is_quiet():
                 return poll(0)
-            state.drained_ns = state.now_ns
             if not (taken or end_ns):
                 continue  # heartbeats alone
+            state.drained_ns = state.now_ns
             end_ns = end_ns or state.now_ns + _SERVING_NS_MAX
             if end_ns - state.now_ns <= _SERVING_NS_MAX - _SERVING_NS:
                 return poll(0)

@@ -283,6 +283,8 @@ def _wait_and_step(job: int, timeout_ns: int) -> int:
         left_ns = end_ns - clock_ns(job + _AT_SCRATCH)
         if left_ns <= 0 or load_word(job, JobWord.HEARTBEATS) == beats:
             return flags
+        if load_word(job, JobWord.LINKS) >= EVENTS_MAX:  # each step looks at all of them
+            return flags
 
 
 pause, step, wait = direct(_pause), direct(_step), direct(_wait)
