@@ -174,10 +174,10 @@ def _hear(row: int) -> int:
     return 0 if fault in (_EAGAIN, _EINTR) else ENDED
 
 
-@kernel("int64(int64,int64)")
-def peek_pair(row: int, pair: int) -> int:
-    """Find the oldest message, if it has two parts and the first is small: what `spsc_kernel` calls it, to be released;
-    EMPTY, or OTHER for another message, or a damaged one. Fills the words of `pair`.
+@kernel("int64(int64,int64,int64)")
+def _peek(row: int, pair: int, parts: int) -> int:
+    """Find the oldest message, if it has so many parts, one or two, and the first is small: what `spsc_kernel` calls it,
+    to be released; EMPTY, or OTHER for another message, or a damaged one. Fills the words of `pair`.
 
     Each length is read once, and the head is copied: the peer may change them meanwhile.
     """
@@ -185,14 +185,15 @@ def peek_pair(row: int, pair: int) -> int:
     found = _front(ring, capacity)
     if found < 0:
         return EMPTY if found == EMPTY else OTHER
-    size = found & RECORD_LENGTH_MASK
-    if size < 3 * _LENGTH_BYTES:
+    size, start = found & RECORD_LENGTH_MASK, (1 + parts) * _LENGTH_BYTES
+    if size < start:
         return OTHER
     record = ring + RING_HEADER_BYTES + RECORD_HEADER_BYTES + (found >> RECORD_KIND_SHIFT)
     count, head_bytes = load_u32(record), load_u32(record + _LENGTH_BYTES)
-    body_bytes = load_u32(record + 2 * _LENGTH_BYTES)
-    start = 3 * _LENGTH_BYTES
-    if count != 2 or head_bytes > PAIR_HEAD_BYTES_MAX or start + head_bytes + body_bytes != size:
+    body_bytes = load_u32(record + 2 * _LENGTH_BYTES) if parts > 1 else 0
+    if count != parts or head_bytes > PAIR_HEAD_BYTES_MAX:
+        return OTHER
+    if start + head_bytes + body_bytes != size:
         return OTHER
     memory_copy(pair + PAIR_HEAD, record + start, head_bytes)
     store_u64(pair + PAIR_HEAD_BYTES, head_bytes)
@@ -202,28 +203,20 @@ def peek_pair(row: int, pair: int) -> int:
 
 
 @kernel("int64(int64,int64)")
+def peek_pair(row: int, pair: int) -> int:
+    """Find the oldest message, if it has two parts, as `_peek` does."""
+    return _peek(row, pair, 2)
+
+
+@kernel("int64(int64,int64)")
 def peek_part(row: int, pair: int) -> int:
-    """Find the oldest message, if it is one small part, as `peek_pair` finds one of two: it is copied as their first."""
-    found = _front(word_of(row, IN), word_of(row, CAPACITY))
-    if found < 0:
-        return EMPTY if found == EMPTY else OTHER
-    size = found & RECORD_LENGTH_MASK
-    if size < 2 * _LENGTH_BYTES:
-        return OTHER
-    record = word_of(row, IN) + RING_HEADER_BYTES + RECORD_HEADER_BYTES
-    record += found >> RECORD_KIND_SHIFT
-    count, part_bytes = load_u32(record), load_u32(record + _LENGTH_BYTES)
-    start = 2 * _LENGTH_BYTES
-    if count != 1 or part_bytes > PAIR_HEAD_BYTES_MAX or start + part_bytes != size:
-        return OTHER
-    memory_copy(pair + PAIR_HEAD, record + start, part_bytes)
-    store_u64(pair + PAIR_HEAD_BYTES, part_bytes)
-    return found
+    """Find the oldest message, if it is one part, as `_peek` does: the head of `pair`."""
+    return _peek(row, pair, 1)
 
 
 @kernel("int64(int64,int64)")
 def release_pair(row: int, found: int) -> int:
-    """Give the message that was found back to the peer, and tell it of room."""
+    """Give the message that `_peek` found back to the peer, and tell it of room."""
     _release(word_of(row, IN), word_of(row, CAPACITY), found)
     return _answer_room(row)
 

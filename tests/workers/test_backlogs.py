@@ -12,6 +12,7 @@ from danube_fast.workers.shard.history.backlogs import (
     BYTES_PER_NS,
     LOOK_NS,
     LOOK_NS_MAX,
+    MANY_LOOK_NS,
     PAGE,
     Backlogs,
 )
@@ -111,3 +112,22 @@ def test_no_rate_passes_the_limit_between_two_looks(left: int) -> None:
     rig.partitions[1].byte_count = 0
     rig.backlogs.do_work(now_ns + quiet_ns + SECOND_NS)
     assert not any(rig.refused.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "look_ns"), [(PAGE - 1, LOOK_NS), (PAGE, 2 * LOOK_NS), (10 * PAGE, MANY_LOOK_NS)]
+)
+def test_of_many_partitions_bytes_are_counted_less_often(count: int, look_ns: int) -> None:
+    rig = Rig(count, 1 << 40)
+    now_ns = 0
+    for _ in range(3):
+        rig.backlogs.do_work(now_ns)
+        now_ns += MANY_LOOK_NS
+    rig.partitions[1].byte_count = 1 << 40
+    now_ns += LOOK_NS_MAX
+    rig.backlogs.do_work(now_ns)
+    rig.partitions[1].byte_count += 1
+    rig.backlogs.do_work(now_ns + look_ns - MILLISECOND_NS)
+    assert not rig.refused
+    rig.backlogs.do_work(now_ns + look_ns)
+    assert len(rig.refused) == count

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from danube_fast.net.protocol import Ping
+from danube_fast.net.session import Session
 from danube_fast.ring.duplex_kernel import WAITS
+from danube_fast.workers.shard.publish.turn_layout import EVENTS_MAX
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
 from tests.workers.ring_turn_rig import intake_of
 from tests.workers.shard_faults import wait
@@ -40,17 +42,15 @@ def handled(rig: Rig) -> list[Ping]:
     return seen
 
 
-def last_seen(rig: Rig, client: RingClient) -> int:
+def session_of(rig: Rig, client: RingClient) -> Session:
     session = rig.worker.state.sessions.by_number(client.session)
     assert session is not None
-    return session.last_seen_ns
+    return session
 
 
 def forget_client(rig: Rig, client: RingClient) -> None:
     """Have the worker believe that it heard the client long ago."""
-    session = rig.worker.state.sessions.by_number(client.session)
-    assert session is not None
-    session.last_seen_ns = 0
+    session_of(rig, client).last_seen_ns = 0
 
 
 def known_client(rig: Rig) -> RingClient:
@@ -74,11 +74,16 @@ def test_a_heartbeat_in_a_turn_is_answered_by_kernels(rig: Rig, handled: list[Pi
     forget_client(rig, client)
     assert client.ask(PING, [])[0] == PONG
     assert not handled
-    assert last_seen(rig, client) > 0, "the session would be given up"
+    assert session_of(rig, client).last_seen_ns > 0, "the session would be given up"
 
 
-def test_an_idle_worker_sleeps_on_behind_heartbeats(rig: Rig, handled: list[Ping]) -> None:
-    clients = [known_client(rig) for _ in range(3)]
+@pytest.mark.parametrize("count", [3, EVENTS_MAX + 6])
+def test_an_idle_worker_sleeps_on_behind_heartbeats(
+    rig: Rig, handled: list[Ping], count: int
+) -> None:
+    """Of more clients than one wait lists, too."""
+    clients = [known_client(rig) for _ in range(count)]
+    handled.clear()
     for client in clients:
         forget_client(rig, client)
     answers: list[bool] = []
@@ -96,7 +101,7 @@ def test_an_idle_worker_sleeps_on_behind_heartbeats(rig: Rig, handled: list[Ping
     assert slept_ms >= SLEEP_MS, "a heartbeat ended the sleep"
     assert answers == [True] * len(clients)
     assert not handled
-    assert all(last_seen(rig, client) > 0 for client in clients)
+    assert all(session_of(rig, client).last_seen_ns > 0 for client in clients)
 
 
 @pytest.mark.parametrize("taken", [[], [[1, 1, 0]]], ids=["second", "report"])
@@ -124,8 +129,7 @@ def test_many_heartbeats_in_a_row_are_answered_in_their_order(
 
 def test_a_heartbeat_waits_behind_what_waits_for_room(rig: Rig, handled: list[Ping]) -> None:
     client = ring_client(rig)
-    session = rig.worker.state.sessions.by_number(client.session)
-    assert session is not None
+    session = session_of(rig, client)
     link = rig.worker.transports.rings.link(session.identity)
     assert link is not None
     link.words[WAITS] = 1  # as behind a message that found no room
@@ -147,3 +151,20 @@ def test_what_only_looks_like_a_heartbeat_is_refused_by_python(
     kinds = [each[0] for each in client.waiting]
     assert kinds == ([PONG] if handled else [ERROR])
     assert client.ask(PING, [])[0] == PONG
+
+
+def test_heartbeats_whose_answers_find_no_room_are_answered_once(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(ipc_endpoint=fresh_endpoint(), shm_ring_bytes=4096)
+    rig.assign(1)
+    client = known_client(rig)
+    link = rig.worker.transports.rings.link(session_of(rig, client).identity)
+    assert link is not None
+    requests = [client.post(PING, []) for _ in range(1000)]
+
+    def is_full() -> bool:
+        client.socket.flush()
+        return bool(link.words[WAITS])
+
+    rig.turn(is_full, "a full ring")
+    rig.turn(lambda: client.pump() or len(client.waiting) >= len(requests), "all answers")
+    assert [command[:2] for command in client.waiting] == [[PONG, request] for request in requests]

@@ -19,12 +19,16 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Backlogs"]
 
-LOOK_NS = 50 * MILLISECOND_NS
+LOOK_NS = 10 * MILLISECOND_NS
+"""How often bytes are counted near the limit: what comes meanwhile may be too much, and must not fill the log."""
+MANY_LOOK_NS = 50 * MILLISECOND_NS
+"""The same with many partitions, of which each has to be asked, and while publishes are refused."""
 LOOK_NS_MAX = SECOND_NS
 BYTES_PER_NS = 2
 """More than a worker takes: the limit cannot be passed before what is left of it has come at this rate."""
 PAGE = 200
-"""Partitions that are listed in any case, so that thousands do not hold up a turn."""
+"""Partitions that are listed in any case, so that thousands do not hold up a turn. With each so many more the bytes are
+counted LOOK_NS later."""
 COUNT_NS_MAX = 5 * MILLISECOND_NS
 """Time in each look for counting what is in the log at the start."""
 COUNT_BYTES = 1 << 18
@@ -64,7 +68,7 @@ class _Size:
 class Backlogs(PeriodicJob):
     """Watch what waits for the store on one worker."""
 
-    interval_ns = LOOK_NS
+    interval_ns = MANY_LOOK_NS
 
     def __init__(self, state: ShardState, quota: WorkerQuota) -> None:
         self._state, self._quota = state, quota
@@ -192,7 +196,8 @@ class Backlogs(PeriodicJob):
         waiting, limit, text = self.bytes, self.bytes_max, ""
         if not self._countings and waiting <= limit:
             quiet_ns = (limit - waiting) // BYTES_PER_NS
-            self._next_ns = now_ns + min(max(quiet_ns, LOOK_NS), LOOK_NS_MAX)
+            look_ns = min(LOOK_NS * (1 + len(self._sizes) // PAGE), MANY_LOOK_NS)
+            self._next_ns = now_ns + min(max(quiet_ns, look_ns), LOOK_NS_MAX)
         if waiting > limit:
             store = self.fault or f"{self._state.settings.store} takes less than is published"
             text = (

@@ -12,6 +12,7 @@ Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_k
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import os
 import select
@@ -316,7 +317,7 @@ class RingIntake:
             is_open = session is not None and not link.slices
             link.words[SESSION] = words[place + LINK.SESSION] = session.number if session else 0
             words[place + LINK.STATUS] = _MORE if is_open else _ORDINARY
-            words[place + LINK.WAITS_FOR_SYNC] = words[place + LINK.HAS_BEATEN] = 0
+            words[place + LINK.WAITS_FOR_SYNC] = words[place + LINK.HEARTBEAT] = 0
             place += LINK_WORDS
         words[JOB.LINKS] = len(awake)
 
@@ -373,10 +374,8 @@ class RingIntake:
         identity_of = self._peers.identity_of
         links = [each or identity_of(side) for each, side in zip(clients, sides, strict=True)]
         if words[JOB.HEARTBEATS]:
-            beaten = words[_LINKS_AT + LINK.HAS_BEATEN : stop : LINK_WORDS].tolist()
-            self._heard(
-                [link for link, has_beaten in zip(links, beaten, strict=True) if has_beaten]
-            )
+            answered = words[_LINKS_AT + LINK.HEARTBEAT : stop : LINK_WORDS].tolist()
+            self._note_heard([*itertools.compress(links, answered)])
         if taken:
             taken_rows = words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].cast("B")
             rows = [*map(_AS_TAKEN, _TAKEN.iter_unpack(taken_rows))]
@@ -397,10 +396,10 @@ class RingIntake:
     def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
         """The sessions whose messages were taken, by link."""
         numbers = [*dict.fromkeys([row.link for row in rows])]
-        sessions = self._heard([links[number] for number in numbers])
+        sessions = self._note_heard([links[number] for number in numbers])
         return dict(zip(numbers, sessions, strict=True))
 
-    def _heard(self, identities: list[bytes]) -> list[Session]:
+    def _note_heard(self, identities: list[bytes]) -> list[Session]:
         """Note that these clients have sent something; their sessions."""
         sessions = []
         for identity in identities:

@@ -1,7 +1,7 @@
 r"""Kernels that take plain PUBLISHes out of rings and from the ROUTER, and admit them: the first part of a worker's turn.
 
-    rings, ROUTER -- [PUBLISH, request], bundle --> bytes object --admit--> result row, taken row
     rings ---------- [PING, request, []] ---------> PONG, once in a turn for each link
+    rings, ROUTER -- [PUBLISH, request], bundle --> bytes object --admit--> result row, taken row
            \-------- anything else, damage, no room --> the ordinary way handles it
 
 It stays first in its ring; what comes from the ROUTER was received by then, and is handed over in as many parts as
@@ -152,11 +152,11 @@ def _has_room(job: int, size: int) -> int:
 
 @kernel("int64(int64,int64)")
 def _answer_heartbeat(job: int, link: int) -> int:
-    """Take a PING that reports nothing and answer it: MORE; ORDINARY for every other message, the link's second PING in
-    a turn, which would have no end if one sent nothing else, and without room for the answer."""
+    """Take a PING that reports nothing and answer it: MORE. ORDINARY for every other message, without room for the
+    answer, and for the link's second PING in a turn: a client that sends nothing else would keep the kernel for ever."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_part(side, pair)
-    if found < 0 or word_of(side, WAITS) != 0 or load_word(link, LinkWord.HAS_BEATEN) != 0:
+    if found < 0 or word_of(side, WAITS) != 0 or load_word(link, LinkWord.HEARTBEAT) != 0:
         return LinkStatus.ORDINARY
     head, number = pair + PAIR_HEAD, job + _AT_NUMBER
     end = head + load_i64(pair + PAIR_HEAD_BYTES)
@@ -167,7 +167,7 @@ def _answer_heartbeat(job: int, link: int) -> int:
     if pong_one(side, load_i64(number)) < 0:
         return LinkStatus.ORDINARY
     release_pair(side, found)
-    store_word(link, LinkWord.HAS_BEATEN, 1)
+    store_word(link, LinkWord.HEARTBEAT, 1)
     store_word(job, JobWord.HEARTBEATS, load_word(job, JobWord.HEARTBEATS) + 1)
     return LinkStatus.MORE
 
@@ -290,7 +290,7 @@ def _link_of(job: int, peer: int) -> int:
     store_word(link, LinkWord.SESSION, word_of(peer, SESSION))
     store_word(link, LinkWord.STATUS, LinkStatus.ARMED)  # the ROUTER tells of what comes
     store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
-    store_word(link, LinkWord.HAS_BEATEN, 0)
+    store_word(link, LinkWord.HEARTBEAT, 0)
     store_u64(peer + LAST_LINK * WORD_BYTES, links)
     store_word(job, JobWord.LINKS, links + 1)
     return link

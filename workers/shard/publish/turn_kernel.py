@@ -196,7 +196,7 @@ def _hear_links(job: int) -> int:
         store_word(link, LinkWord.STATUS, _MORE if is_open else _ORDINARY)
         if place == links:
             store_word(link, LinkWord.WAITS_FOR_SYNC, 0)
-            store_word(link, LinkWord.HAS_BEATEN, 0)
+            store_word(link, LinkWord.HEARTBEAT, 0)
             store_word(job, JobWord.LINKS, links + 1)
     return flags
 
@@ -270,7 +270,7 @@ def _wait_and_step(job: int, timeout_ns: int) -> int:
     only answered heartbeats it waits on, and Python hears of them at the end."""
     end_ns, left_ns = clock_ns(job + _AT_SCRATCH) + timeout_ns, timeout_ns
     while True:
-        beats = load_word(job, JobWord.HEARTBEATS)
+        answered = load_word(job, JobWord.HEARTBEATS)
         thread = leave_gil()
         flags: int = _wait(job, left_ns)
         enter_gil(thread)
@@ -280,10 +280,11 @@ def _wait_and_step(job: int, timeout_ns: int) -> int:
         flags |= _step(job)
         if flags != 0 or load_word(job, JobWord.TAKEN) != 0:
             return flags
-        left_ns = end_ns - clock_ns(job + _AT_SCRATCH)
-        if left_ns <= 0 or load_word(job, JobWord.HEARTBEATS) == beats:
+        if load_word(job, JobWord.HEARTBEATS) == answered:
             return flags
-        if load_word(job, JobWord.LINKS) >= EVENTS_MAX:  # each step looks at all of them
+        left_ns = end_ns - clock_ns(job + _AT_SCRATCH)
+        # each step looks at all links
+        if left_ns <= 0 or load_word(job, JobWord.LINKS) >= EVENTS_MAX:
             return flags
 
 

@@ -210,7 +210,7 @@ class LinkWord(enum.IntEnum):
     STATUS = 2
     WAITS_FOR_SYNC = 3
     """1: its last publish waits for a sync, or did."""
-    HAS_BEATEN = 4
+    HEARTBEAT = 4
     """1: this turn has answered a heartbeat of it."""
 
 
