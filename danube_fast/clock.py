@@ -9,11 +9,21 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["MICROSECOND_NS", "MILLISECOND_NS", "SECOND_NS", "Clock", "SystemClock", "spin"]
+__all__ = [
+    "MICROSECOND_NS",
+    "MILLISECOND_NS",
+    "NEVER_NS",
+    "SECOND_NS",
+    "Clock",
+    "SystemClock",
+    "spin",
+]
 
 MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
+NEVER_NS = 1 << 62
+"""A time that never comes."""
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from danube_fast.clock import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS
 from danube_fast.config import Settings
 from danube_fast.errors import ResourceExhausted
 
@@ -130,6 +130,11 @@ class Sessions:
                 del self._count_by_principal[session.principal]
         if self._by_identity.get(session.identity) is session:
             del self._by_identity[session.identity]
+
+    def next_silent_ns(self) -> int:
+        """When the first of the sessions with consumers will have been silent for too long, if nothing more comes."""
+        seen_ns = [each.last_seen_ns for each in self._by_number.values() if each.consumers]
+        return min(seen_ns) + self._timeout_ns if seen_ns else NEVER_NS
 
     def silent(self, now_ns: int) -> list[Session]:
         """Sessions that were not heard for too long; the caller closes them."""

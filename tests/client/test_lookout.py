@@ -155,6 +155,11 @@ def acks(*entries: tuple[int, list[int]], texts: dict[int, str] | None = None) -
     return record(p.encode(p.Published(list(entries), texts or {})))
 
 
+def pong(request: int) -> bytes:
+    """A record of PONG."""
+    return record(p.encode(p.Pong(request)))
+
+
 # ---------------------------------------------------------------- one thing each
 
 
@@ -178,6 +183,18 @@ def test_a_request_that_has_the_key_of_another_link_is_left_to_python(house: Hou
     assert sleep(house.lookout(), 0, LONG_NS) == [line.near.fileno()]
     assert not is_answered(theirs.row) and house.answers.take(theirs) is None
     assert line.rest() == [acks((beyond, [0, 5]))]
+
+
+def test_a_pong_goes_to_its_row_and_wakes_no_leader(house: House) -> None:
+    line, other = house.lines
+    beat, not_that = house.ticket(line, 7), house.ticket(other, 7)
+    leader = Sleeping(house)
+    assert line.say(pong(7))
+    wait_until("the answer", lambda: is_answered(beat.row))
+    wait_until("the leader's next sleep", lambda: line.is_armed)
+    assert house.answers.take(beat) == (7, 0, 0) and house.answers.take(not_that) is None
+    assert line.say(pong(8)), "of a request without a row"
+    assert leader.found() == [line.near.fileno()] and line.rest() == [pong(8)]
 
 
 def test_an_ack_wakes_a_leader_that_sleeps(house: House) -> None:
@@ -343,6 +360,8 @@ class Case:
         ]
 
     def valid(self) -> bytes:
+        if self.draw.random() < 0.1:
+            return pong(self.draw.choice(self.requests))
         entries = self.entries(self.draw.randrange(1, 65))
         return record(msgspec.msgpack.encode([68, entries, {}]))
 
@@ -402,13 +421,15 @@ class Case:
         return [self.draw.choice(kinds)() for _ in range(self.draw.randrange(1, 4))]
 
     def meaning(self, content: bytes) -> list[tuple[int, int, int]] | None:
-        """The acks in a record, as Python reads it; None if it is not all acks that have rows."""
+        """The acks in a record, or the answer to a heartbeat, as Python reads it; None if not all have rows."""
         if len(content) < 8 or struct.unpack_from("<2I", content) != (1, len(content) - 8):
             return None
         try:
             command = p.decode_server_command(content[8:])
         except (msgspec.MsgspecError, DanubeError):
             return None
+        if type(command) is p.Pong and command.request in self.tickets:
+            return [(command.request, 0, 0)]
         if type(command) is not p.Published or command.texts or len(content) > RECORD_BYTES_MAX:
             return None
         found = []
@@ -425,6 +446,8 @@ class Case:
         meaning = self.meaning(content)
         if meaning is None:
             return False
+        if content == pong(meaning[0][0] if meaning else 0):
+            return True
         return content == acks(*((request, outcome) for request, *outcome in meaning))
 
     def check(self) -> tuple[int, int]:

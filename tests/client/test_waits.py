@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from typing import Any
 
 import pytest
 
 import danube_fast
+from danube_fast.client.link.answers import Answers
+from danube_fast.client.link.lookout import Lookout
 from danube_fast.client.link.pump import Pump
+from danube_fast.client.values.limits import SLICE_NS
 from danube_fast.clock import MILLISECOND_NS, SystemClock
 from danube_fast.net import protocol as p
 
@@ -85,3 +89,13 @@ def test_a_wait_ends_in_time_while_another_thread_calls_back() -> None:
     caller.join(LONG_SECONDS)
     with pump.lock:
         pump.close()
+
+
+def test_a_long_sleep_of_a_leader_is_made_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that Python hears of signals in between."""
+    with select.epoll() as epoll:
+        lookout = Lookout(epoll.fileno(), Answers().address, 0, [])
+        limits: list[int] = []
+        monkeypatch.setattr(lookout, "sleep", lambda row, limit_ns: limits.append(limit_ns) or 0)
+        assert lookout.wait(2 * SLICE_NS + 5) == 0
+        assert limits == [SLICE_NS, SLICE_NS, 5]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from danube_fast.broker import messages as m
+from danube_fast.clock import NEVER_NS
 from danube_fast.errors import Internal, InvalidArgument, NotFound, Unavailable
-from danube_fast.workers.process.mailbox import NEVER_NS, Link, Mailbox, Reply, Request
+from danube_fast.workers.process.mailbox import Link, Mailbox, Reply, Request
 from danube_fast.workers.process.records import (
     FIRST,
     PREFIX,

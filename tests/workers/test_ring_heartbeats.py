@@ -11,6 +11,7 @@ import pytest
 from danube_fast.net.protocol import Ping
 from danube_fast.net.session import Session
 from danube_fast.ring.duplex_kernel import WAITS
+from danube_fast.workers.shard.publish.take_kernel import HEARTBEAT_NS_MIN
 from danube_fast.workers.shard.publish.turn_layout import EVENTS_MAX
 from tests.workers.ring_client import RingClient, fresh_endpoint, ring_client
 from tests.workers.ring_turn_rig import intake_of
@@ -88,20 +89,30 @@ def test_an_idle_worker_sleeps_on_behind_heartbeats(
         forget_client(rig, client)
     answers: list[bool] = []
 
+    beaten_ns: list[int] = []
+
     def beat() -> None:
-        for client in clients:
+        for client in 2 * clients:
             request = client.post(PING, [])
             wait(lambda: client.pump() or client.waiting, "the answer to a heartbeat")  # noqa: B023
             answers.append(client.waiting == [[PONG, request]])
+            client.waiting.clear()
+            beaten_ns.append(time.monotonic_ns())
+            time.sleep(HEARTBEAT_NS_MIN / 1e9 if len(clients) < 10 else 0)
 
     beating = threading.Thread(target=beat)
     beating.start()
     slept_ms = sleep(rig, SLEEP_MS)
     rig.turn(lambda: not beating.is_alive(), "the answers to all heartbeats")
     assert slept_ms >= SLEEP_MS, "a heartbeat ended the sleep"
-    assert answers == [True] * len(clients)
+    assert answers == [True] * 2 * len(clients)
     assert not handled
-    assert all(session_of(rig, client).last_seen_ns > 0 for client in clients)
+    heard_ns = [session_of(rig, client).last_seen_ns for client in clients]
+    assert all(
+        0 < heard <= beaten
+        for heard, beaten in zip(heard_ns, beaten_ns[-len(clients) :], strict=True)
+    )
+    assert heard_ns == sorted(heard_ns)
 
 
 @pytest.mark.parametrize("taken", [[], [[1, 1, 0]]], ids=["second", "report"])

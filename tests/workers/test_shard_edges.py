@@ -11,6 +11,7 @@ from danube_fast.broker import messages as m
 from danube_fast.broker.admission.layout import ProducerWord
 from danube_fast.broker.records import SubscriptionCreated
 from danube_fast.broker.subscription.consumer import CREDIT_MAX
+from danube_fast.clock import NEVER_NS
 from danube_fast.config import Settings
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.net.server import WouldBlock
@@ -462,7 +463,7 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     client = rig.client()
     opened = client.open_producer(1)
     checks, quota = rig.worker.session_checks, rig.worker.quota
-    rig.turn(lambda: checks.rest and quota._said_ns, "rest")
+    rig.turn(lambda: checks.rest_ns == NEVER_NS and quota._said_ns, "rest")
 
     def said() -> int:
         return len(rig.said(m.LogUsage))
@@ -480,4 +481,4 @@ def test_a_worker_that_owes_nothing_rests(rigs):
     quota.report(used, logs, quota._said_ns + 1)
     assert said() >= before + 2
     client.subscribe(1)
-    rig.turn(lambda: not checks.rest, "the end of the rest")
+    rig.turn(lambda: checks.rest_ns < NEVER_NS, "the end of the rest")

@@ -13,7 +13,7 @@ import pytest
 
 from danube_fast.broker.topics.changes import Change, TopicChanges
 from danube_fast.broker.topics.table import TopicTable
-from danube_fast.clock import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS
 from danube_fast.errors import InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -21,7 +21,6 @@ from danube_fast.types import REPLY_TOPICS
 from danube_fast.undecided import Undecided
 from danube_fast.visible import Visible
 from danube_fast.workers.coordinator.watches import ENDS_MIN, Watches
-from danube_fast.workers.process.mailbox import NEVER_NS
 from tests.workers.broker import Broker, Client
 
 WAIT_MS = 60_000

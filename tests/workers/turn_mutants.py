@@ -96,7 +96,10 @@ MUTANTS: dict[str, Mutant] = {
         "danube_fast/ring/handover.py", "if each not in kept", "if each", UNASKED
     ),
     "heartbeats_of_a_client_have_no_end": Mutant(
-        f"{PUBLISH}/take_kernel.py", " or load_word(link, LinkWord.HEARTBEAT) != 0", "", HEARTBEATS
+        f"{PUBLISH}/take_kernel.py", "    if last_ns != 0 and", "    if last_ns < 0 and", HEARTBEATS
+    ),
+    "heartbeats_count_from_the_end_of_the_sleep": Mutant(
+        INTAKE, "session.last_seen_ns = heard_ns", "session.last_seen_ns = self._state.now_ns", HEARTBEATS
     ),
     "session_hears_of_no_heartbeat": Mutant(
         INTAKE, "        if words[JOB.HEARTBEATS]:\n", "        if words[JOB.HEARTBEATS] < 0:\n", HEARTBEATS

@@ -18,7 +18,7 @@ from danube_fast.broker.topics.creation import check_dead_letter_topic
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord, TopicOptions, TopicRecord
 from danube_fast.broker.topics.reply_topics import owner_of_new
-from danube_fast.clock import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS
 from danube_fast.errors import (
     AlreadyExists,
     DanubeError,
@@ -41,7 +41,7 @@ from danube_fast.workers.coordinator.connections import Connections
 from danube_fast.workers.coordinator.placement import Placement
 from danube_fast.workers.process.access import Access, may_not_publish
 from danube_fast.workers.process.boot import Boot
-from danube_fast.workers.process.mailbox import NEVER_NS, Request
+from danube_fast.workers.process.mailbox import Request
 
 __all__ = ["Lookups"]
 

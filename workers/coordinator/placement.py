@@ -20,10 +20,11 @@ from typing import Protocol
 from danube_fast.broker import messages as m
 from danube_fast.broker.topics.directory import TopicDirectory
 from danube_fast.broker.topics.records import PartitionRecord
+from danube_fast.clock import NEVER_NS
 from danube_fast.countdown import Done
 from danube_fast.errors import DanubeError, TopicDeleted, Unavailable
 from danube_fast.roles import Processes
-from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply, Request
+from danube_fast.workers.process.mailbox import Mailbox, Reply, Request
 
 __all__ = ["Placement", "Workers", "assignment"]
 

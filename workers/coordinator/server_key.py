@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from danube_fast.broker import messages as m
-from danube_fast.clock import MILLISECOND_NS, SECOND_NS, Clock
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS, Clock
 from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 from danube_fast.net.server import Server
 from danube_fast.roles import COORDINATOR, Processes
@@ -34,7 +34,6 @@ RETIRE_WAIT_NS = 5 * SECOND_NS
 """How long a retirement waits for processes that are behind."""
 OWN_DELAY_NS = 200 * MILLISECOND_NS
 """Time for the answer of a step to leave, before its connection ends."""
-NEVER_NS = 1 << 62
 STEPS = ("prepare", "activate", "retire", "revert")
 
 OnEnd = Callable[[Any, "DanubeError | None"], None]

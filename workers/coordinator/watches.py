@@ -18,7 +18,7 @@ from typing import Any
 from danube_fast.broker.admin.registry import Steps
 from danube_fast.broker.topics.changes import Change
 from danube_fast.broker.topics.directory import TopicDirectory
-from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS, Clock
 from danube_fast.errors import DanubeError, Internal, InvalidArgument
 from danube_fast.net import protocol
 from danube_fast.net.session import Session
@@ -27,7 +27,6 @@ from danube_fast.types import REPLY_TOPICS, TopicPattern
 from danube_fast.undecided import when_decided
 from danube_fast.visible import Visible, common, narrowest
 from danube_fast.workers.coordinator.connections import Connections
-from danube_fast.workers.process.mailbox import NEVER_NS
 
 __all__ = ["Watches"]
 

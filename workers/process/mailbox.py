@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from danube_fast.broker.message import Message
-from danube_fast.clock import MILLISECOND_NS, Clock
+from danube_fast.clock import MILLISECOND_NS, NEVER_NS, Clock
 from danube_fast.countdown import Done
 from danube_fast.errors import (
     DanubeError,
@@ -61,8 +61,6 @@ PAUSE_NS = 1_500_000_000
 
 LOOK_NS = 1_000_000
 """How often a busy loop looks whether a peer was restarted; a sleeping one is woken for it."""
-
-NEVER_NS = 1 << 62
 
 M = TypeVar("M", bound=Message)
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from danube_fast.broker.messages import Message
-from danube_fast.clock import Clock
+from danube_fast.clock import NEVER_NS, Clock
 from danube_fast.errors import DanubeError, Internal
 from danube_fast.wal.background import StartWork
-from danube_fast.workers.process.mailbox import NEVER_NS, Mailbox, Reply
+from danube_fast.workers.process.mailbox import Mailbox, Reply
 
 __all__ = ["Ask", "Do", "Fork", "Join", "Pause", "Running", "Task", "Tasks"]
 

@@ -27,8 +27,8 @@ class SessionChecks(PeriodicJob):
     ) -> None:  # fmt: skip
         self._state, self._consumers = state, consumers
         self._transports, self._assignments = transports, assignments
-        self.rest = False
-        """Whether no session has anything that must be given back soon if its client dies."""
+        self.rest_ns = 0
+        """Until when the worker may sleep, for all that it knows of its sessions."""
         self._next_silent_ns = 0
 
     def run(self, now_ns: int) -> None:
@@ -42,6 +42,4 @@ class SessionChecks(PeriodicJob):
         if silent:
             self._next_silent_ns = now_ns + state.settings.handshake_timeout_ms * MILLISECOND_NS
         self._transports.look_after(silent=silent)
-        self.rest = not self._assignments.is_missing and not any(
-            session.consumers for session in state.sessions
-        )
+        self.rest_ns = 0 if self._assignments.is_missing else state.sessions.next_silent_ns()

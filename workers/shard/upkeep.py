@@ -16,7 +16,9 @@ from danube_fast.workers.shard.state import ShardState
 __all__ = ["Upkeep"]
 
 IDLE_POLL_MS = 250
+"""Near the end of a silent session, or while a partition is missing."""
 REST_POLL_MS = 1000
+"""Otherwise: the process must show life."""
 TIMER_POLL_MS = 10
 TICK_NS = 10 * MILLISECOND_NS
 PATIENCE_NS = 10 * MILLISECOND_NS
@@ -47,9 +49,10 @@ class Upkeep:
                 return TIMER_POLL_MS
         if any(job.is_busy for job in self._may_be_busy):
             return TIMER_POLL_MS
-        rest_ms = REST_POLL_MS if self._sessions.rest else IDLE_POLL_MS
+        rest_ms = max(IDLE_POLL_MS, (self._sessions.rest_ns - state.now_ns) // MILLISECOND_NS + 1)
         due_ms = (state.catalog.timers.next_ns - state.now_ns) // MILLISECOND_NS + 1
-        return max(TIMER_POLL_MS, min(rest_ms, self._lookahead.wake_ms(due_ms)))
+        wake_ms = min(rest_ms, REST_POLL_MS, self._lookahead.wake_ms(due_ms))
+        return max(TIMER_POLL_MS, wake_ms)
 
     @property
     def is_due(self) -> bool:

@@ -1,4 +1,5 @@
-"""Answers that threads wait for: a row of words for each publish, in memory that the leader fills without the GIL.
+"""Answers that threads wait for: a row of words for each publish, in memory that the leader fills without the GIL. The
+heartbeat of a connection has one too.
 
     thread: KEY, push ------------------> worker -----> leader: STATUS, OFFSET, then STATE
             sleeps on STATE <----------- futex -------- ANSWERED

@@ -35,6 +35,7 @@ from danube_fast.client.link.deliveries import (
 )
 from danube_fast.client.link.dialer import Dialer
 from danube_fast.client.link.guarded_port import GuardedPort
+from danube_fast.client.link.heartbeat import Heartbeat
 from danube_fast.client.link.lookout import Link
 from danube_fast.client.link.pump import Pump
 from danube_fast.client.link.ring_port import RingPort
@@ -70,6 +71,7 @@ __all__ = ["Connection", "Identity", "User"]
 _OPEN = State.OPEN
 _PRODUCER_NAMES_MAX = 100_000
 _BYE_LINGER_MS = 200
+_QUICK, _IDLE = ("heartbeat_ms", 500), ("heartbeat_idle_ms", 15_000)
 """How long a closing socket may still try to send its BYE."""
 
 
@@ -108,7 +110,7 @@ class Connection:
         self.beats_quickly = False
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
-        self._pinged_ns = 0
+        self._heartbeat = Heartbeat(pump.answers, self.link_number)
         self._lost_ns = self._chosen_ns = self._heard_ns
         self._renew_ns = 0
         self.dialer = dialer
@@ -247,7 +249,7 @@ class Connection:
         self.limits = command.limits
         self.takes_reports = "unreported_messages" in self.limits
         self.wants_topics = "topics_named" in self.limits
-        self._pinged_ns = 0
+        self._heartbeat.forget()
         self._retry_ns = HANDSHAKE_RETRY_NS
         first, self._opened = not self._opened, True
         resumed = command.resumed and not first
@@ -263,6 +265,7 @@ class Connection:
     def fail(self, error: DanubeError) -> None:
         """End: one side refuses the other for good (wrong protocol version, not authorized, a wrong key, ...)."""
         self.state, self.failure = State.FAILED, error
+        self._heartbeat.forget()
         self.pump.disarm(self)
         self._drop_port(0)
         for call in list(self.calls.values()):
@@ -278,10 +281,7 @@ class Connection:
 
     def _arm_heartbeat(self) -> None:
         self.beats_quickly = bool(self.receivers or self.bundler.on_way or self.calls)
-        name, default = (
-            ("heartbeat_ms", 500) if self.beats_quickly else ("heartbeat_idle_ms", 15_000)
-        )
-        self._beat_after(name, default)
+        self._beat_after(*_QUICK if self.beats_quickly else _IDLE)
 
     def _beat_after(self, name: str, default: int) -> None:
         wait_ns = 0 if self._is_cut else self.limit(name, default) * MILLISECOND_NS
@@ -291,37 +291,38 @@ class Connection:
         """Beat in the quick rhythm from now on: something began that the broker watches."""
         if not self.beats_quickly and self.state is State.OPEN:
             self.beats_quickly = True
-            self._beat_after("heartbeat_ms", 500)
+            self._beat_after(*_QUICK)
 
-    def on_time(self, now_ns: int) -> None:
+    def on_time(self, now_ns: int) -> bool:
         """Send the next heartbeat, or repeat a HELLO that has gone unanswered."""
         if self.state is State.HANDSHAKE:
-            if (verdict := self.dialer.verdict(now_ns)) is not None:
-                self.fail(verdict)
-                return
-            if now_ns < self._renew_ns and not self.dialer.redials:
-                self._renew_at(self._renew_ns)
-                return
+            self._repeat_hello(now_ns)
+        elif self.state is State.OPEN:
+            silent_ns = self._heartbeat.silent_ns(now_ns, self._heard_ns)
+            if self._is_cut:
+                self.reset()
+            elif silent_ns >= self.limit("session_timeout_ms", 2500) * MILLISECOND_NS:
+                self._lost_ns = now_ns - silent_ns
+                self._renew()
+            else:
+                reports = ask_all(self.reporters) if self.takes_reports else []
+                request = self.next_request()
+                self._heartbeat.beat(now_ns, request)
+                self.send(Ping(request, reports))
+                self._arm_heartbeat()
+                return False
+        return True
+
+    def _repeat_hello(self, now_ns: int) -> None:
+        if (verdict := self.dialer.verdict(now_ns)) is not None:
+            self.fail(verdict)
+        elif now_ns < self._renew_ns and not self.dialer.redials:
+            self._renew_at(self._renew_ns)
+        else:
             if now_ns - self._lost_ns > LOOKUP_AFTER_NS:
                 for user in tuple(self.users):
                     user.on_away()
             self._renew()
-            return
-        if self.state is not State.OPEN:
-            return
-        timeout_ns = self.limit("session_timeout_ms", 2500) * MILLISECOND_NS
-        if self._is_cut:
-            self.reset()
-            return
-        if self._pinged_ns and self._heard_ns < self._pinged_ns:
-            if now_ns - self._pinged_ns >= timeout_ns:
-                self._lost_ns = self._pinged_ns
-                self._renew()
-                return
-        else:
-            self._pinged_ns = now_ns
-        self.send(Ping(self.next_request(), ask_all(self.reporters) if self.takes_reports else []))
-        self._arm_heartbeat()
 
     # ------------------------------------------------------------ sending
 
@@ -486,6 +487,7 @@ class Connection:
         if self.state is State.CLOSED:
             return
         self.state = State.CLOSED
+        self._heartbeat.forget()
         self.failure = Unavailable("the client was closed; connect again")
         for call in list(self.calls.values()):
             self._finish(call, None, self.failure)

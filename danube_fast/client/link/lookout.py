@@ -1,6 +1,6 @@
 r"""A leader's view while it sleeps, without the GIL: acks that threads wait for, and all that is for Python.
 
-    rings ---- PUBLISHED, all its requests have rows, no errors ---> the rows of `answers.py`
+    rings ---- PUBLISHED or PONG, all its requests have rows, no errors ---> the rows of `answers.py`
           \--- anything else ----> stays in the ring; the leader wakes up with its descriptor
     other descriptors -----------> the leader wakes up with them
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from danube_fast.client.link.answers import is_known
 from danube_fast.client.link.published import hand_over
+from danube_fast.client.values.limits import SLICE_NS
 from danube_fast.clock import MILLISECOND_NS
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i32, load_i64, load_u32, memory_copy, store_u64
@@ -219,6 +220,12 @@ class Lookout:
             place = first + 3 * index
             self._words[place], self._words[place + 1] = descriptor, duplex.row
             self._words[place + 2] = number
+
+    def wait(self, limit_ns: int) -> int:
+        """Sleep so without a row, for longer than a kernel may: between its slices Python hears of signals."""
+        while not (found := self.sleep(0, min(limit_ns, SLICE_NS))) and limit_ns > SLICE_NS:
+            limit_ns -= SLICE_NS
+        return found
 
     def found(self, count: int) -> Sequence[int]:
         """Return the descriptors to read that a sleep has found."""

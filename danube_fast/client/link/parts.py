@@ -12,8 +12,8 @@ __all__ = ["Socket", "Timed"]
 class Timed(Protocol):
     """Something with a deadline that the timer thread serves."""
 
-    def on_time(self, now_ns: int) -> None:
-        """Serve the armed deadline, which is over. Under the lock."""
+    def on_time(self, now_ns: int) -> object:
+        """Serve the armed deadline, which is over. Under the lock. False: no call that waits has to look."""
 
 
 class Socket(Protocol):

@@ -1,4 +1,4 @@
-"""A PUBLISHED as kernels read it: acks of requests with rows go to their rows, without Python."""
+"""A PUBLISHED or PONG as kernels read it: the answers to requests with rows go to their rows, without Python."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from danube_fast.errors import Status
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.memory import load_i64, load_u8
 from danube_fast.net.msgpack_kernel import EMPTY_MAP, FIXED_ARRAY, read_array, read_unsigned
-from danube_fast.net.protocol import Published, op_code
+from danube_fast.net.protocol import Pong, Published, op_code
 
 __all__ = ["hand_over"]
 
-_PUBLISHED = op_code(Published)
+_PONG, _PUBLISHED = op_code(Pong), op_code(Published)
+_OK = int(Status.OK)
 _DUPLICATE = int(Status.DUPLICATE)
 
 
@@ -53,12 +54,26 @@ def _read_published(answers: int, link: int, at: int, end: int, number: int, app
 
 
 @kernel("int64(int64,int64,int64,int64,int64)")
+def _answer_pong(answers: int, link: int, at: int, end: int, number: int) -> int:
+    """Answer the row of a heartbeat; 0 if the command is no PONG, or has none."""
+    if at + 2 > end or load_u8(at) != FIXED_ARRAY + 2 or load_u8(at + 1) != _PONG:
+        return 0
+    if read_unsigned(at + 2, end, number) != end:
+        return 0
+    row = find_row(answers, link, load_i64(number))
+    if row == 0:
+        return 0
+    answer(row, _OK, 0)
+    return 1
+
+
+@kernel("int64(int64,int64,int64,int64,int64)")
 def hand_over(answers: int, link: int, at: int, end: int, number: int) -> int:
     """Answer the rows of a command that came over that link; 0 if it is for Python, and is to be there still.
 
     `number` is scratch for a word.
     """
     if _read_published(answers, link, at, end, number, 0) == 0:
-        return 0
+        return _answer_pong(answers, link, at, end, number)
     # over rings a thread may take its row back meanwhile: Python reads that ack
     return _read_published(answers, link, at, end, number, 1)

@@ -37,7 +37,7 @@ from danube_fast.client.link.buffers import Sender
 from danube_fast.client.link.lookout import Lookout
 from danube_fast.client.link.parts import Socket, Timed
 from danube_fast.client.link.steps import Finished, Steps
-from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
+from danube_fast.client.values.limits import FOREVER_NS, LOOK_NS, SLICE_NS
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, FailedPrecondition
 
@@ -298,9 +298,9 @@ class Pump:
                     break
                 if self._unread:
                     continue
-                limit_ns = SLICE_NS
+                limit_ns = SLICE_NS if row else LOOK_NS
                 if deadline_ns != FOREVER_NS:
-                    limit_ns = min(SLICE_NS, deadline_ns - self.clock.monotonic_ns())
+                    limit_ns = min(limit_ns, deadline_ns - self.clock.monotonic_ns())
                 if limit_ns <= 0 or self.closed:
                     is_ready = False
                     break
@@ -357,7 +357,7 @@ class Pump:
         self._asleep = True
         try:
             self.release()
-            found = lookout.sleep(row, limit_ns)
+            found = lookout.sleep(row, limit_ns) if row else lookout.wait(limit_ns)
             self.acquire()
         except BaseException:
             try:

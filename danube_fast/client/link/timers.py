@@ -71,11 +71,12 @@ class TimerThread:
         if pump.next_deadline_ns() <= now or not pump.armed:
             pump.try_drain()
         due = pump.take_due(now)
+        has_news = False
         for timed, deadline_ns in due:
             if pump.armed.get(timed) == deadline_ns:  # unless one before it has changed that
                 del pump.armed[timed]
-                timed.on_time(now)
-        if due:
+                has_news |= timed.on_time(now) is not False
+        if has_news:
             pump.notify()
         if pump.callbacks:
             pump.run_callbacks()

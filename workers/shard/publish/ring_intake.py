@@ -12,7 +12,6 @@ Rows and words stand in `turn_layout.py`, the steps in `turn_kernel.py`, `take_k
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import os
 import select
@@ -374,8 +373,8 @@ class RingIntake:
         identity_of = self._peers.identity_of
         links = [each or identity_of(side) for each, side in zip(clients, sides, strict=True)]
         if words[JOB.HEARTBEATS]:
-            answered = words[_LINKS_AT + LINK.HEARTBEAT : stop : LINK_WORDS].tolist()
-            self._note_heard([*itertools.compress(links, answered)])
+            beats_ns = words[_LINKS_AT + LINK.HEARTBEAT : stop : LINK_WORDS].tolist()
+            self._note_heard({link: ns for link, ns in zip(links, beats_ns, strict=True) if ns})
         if taken:
             taken_rows = words[_TAKEN_AT : _TAKEN_AT + taken * TAKEN_WORDS].cast("B")
             rows = [*map(_AS_TAKEN, _TAKEN.iter_unpack(taken_rows))]
@@ -396,19 +395,20 @@ class RingIntake:
     def _senders(self, rows: list[Taken], links: list[bytes]) -> dict[int, Session]:
         """The sessions whose messages were taken, by link."""
         numbers = [*dict.fromkeys([row.link for row in rows])]
-        sessions = self._note_heard([links[number] for number in numbers])
+        now_ns = self._state.now_ns
+        sessions = self._note_heard({links[number]: now_ns for number in numbers})
         return dict(zip(numbers, sessions, strict=True))
 
-    def _note_heard(self, identities: list[bytes]) -> list[Session]:
-        """Note that these clients have sent something; their sessions."""
+    def _note_heard(self, heard: dict[bytes, int]) -> list[Session]:
+        """Note when these clients have sent something; their sessions."""
         sessions = []
-        for identity in identities:
+        for identity, heard_ns in heard.items():
             session = self._sessions.by_identity(identity)
             if session is None:
                 raise Internal("a message was taken from a link without a session")
-            session.last_seen_ns = self._state.now_ns
+            session.last_seen_ns = heard_ns
             sessions.append(session)
-        self._rings.took(identities)
+        self._rings.took(heard)
         return sessions
 
     def _take_back_log(self, rows: list[Taken]) -> None:

@@ -21,12 +21,13 @@ from danube_fast.broker.admission.layout import (
     ResultWord,
     StateWord,
 )
+from danube_fast.clock import MILLISECOND_NS
 from danube_fast.errors import Status
 from danube_fast.frame.cpython import AT_BYTES_DATA, AT_LIST_ITEMS, POINTER_BYTES
 from danube_fast.frame.kernel import kernel
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, HEADER_BYTES
 from danube_fast.frame.memory import load_i64, load_u8, load_word, store_u64, store_word
-from danube_fast.frame.system import wall_ns
+from danube_fast.frame.system import clock_ns, wall_ns
 from danube_fast.frame.unpack_kernels import keep_bytes
 from danube_fast.net.msgpack_kernel import FIXED_ARRAY, read_unsigned
 from danube_fast.net.port_kernels import (
@@ -75,10 +76,12 @@ from danube_fast.workers.shard.publish.turn_layout import (
 from danube_fast.workers.shard.ring_out import PLAIN_BYTES_MAX, pong_one
 from danube_fast.workers.shard.routed_peers import LAST_LINK, LEFT, find_peer
 
-__all__ = ["take_rounds"]
+__all__ = ["HEARTBEAT_NS_MIN", "take_rounds"]
 
 _FRAME_BYTES_MIN = HEADER_BYTES + BUNDLE_ENTRY_BYTES
 _PUBLISH, _PING = op_code(Publish), op_code(Ping)
+HEARTBEAT_NS_MIN = MILLISECOND_NS
+"""A client that beats faster is not answered by kernels."""
 _LEFT_MAX = 32
 """So many publishes of a peer are left to Python behind a large one, which was copied in vain."""
 _OK = int(Status.OK)
@@ -153,10 +156,13 @@ def _has_room(job: int, size: int) -> int:
 @kernel("int64(int64,int64)")
 def _answer_heartbeat(job: int, link: int) -> int:
     """Take a PING that reports nothing and answer it: MORE. ORDINARY for every other message, without room for the
-    answer, and for the link's second PING in a turn: a client that sends nothing else would keep the kernel for ever."""
+    answer, and for a PING right behind the last one: a client that sends nothing else would keep the kernel for ever."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_part(side, pair)
-    if found < 0 or word_of(side, WAITS) != 0 or load_word(link, LinkWord.HEARTBEAT) != 0:
+    if found < 0 or word_of(side, WAITS) != 0:
+        return LinkStatus.ORDINARY
+    now_ns, last_ns = clock_ns(job + _AT_SCRATCH), load_word(link, LinkWord.HEARTBEAT)
+    if last_ns != 0 and now_ns - last_ns < HEARTBEAT_NS_MIN:
         return LinkStatus.ORDINARY
     head, number = pair + PAIR_HEAD, job + _AT_NUMBER
     end = head + load_i64(pair + PAIR_HEAD_BYTES)
@@ -167,7 +173,7 @@ def _answer_heartbeat(job: int, link: int) -> int:
     if pong_one(side, load_i64(number)) < 0:
         return LinkStatus.ORDINARY
     release_pair(side, found)
-    store_word(link, LinkWord.HEARTBEAT, 1)
+    store_word(link, LinkWord.HEARTBEAT, now_ns)
     store_word(job, JobWord.HEARTBEATS, load_word(job, JobWord.HEARTBEATS) + 1)
     return LinkStatus.MORE
 

@@ -211,7 +211,7 @@ class LinkWord(enum.IntEnum):
     WAITS_FOR_SYNC = 3
     """1: its last publish waits for a sync, or did."""
     HEARTBEAT = 4
-    """1: this turn has answered a heartbeat of it."""
+    """When this turn has answered the last heartbeat of it, monotonic; 0: it has not."""
 
 
 class Stage(enum.IntEnum):

@@ -1,0 +1,41 @@
+"""The heartbeat of a connection: the PING that went last, and whether the broker was heard since.
+
+Its PONG has a row, as the ack of a `publish()` has one, so a leader that sleeps in its kernel takes it there, and no thread
+of an idle client wakes up for it.
+"""
+
+from __future__ import annotations
+
+from danube_fast.client.link.answers import Answers, Ticket
+
+__all__ = ["Heartbeat"]
+
+
+class Heartbeat:
+    """Watch over one connection. Under the pump's lock."""
+
+    def __init__(self, answers: Answers, link: int) -> None:
+        """`link`: the number of the connection's link."""
+        self._answers, self._link = answers, link
+        self._answer = Ticket()
+        self._sent_ns = 0
+
+    def silent_ns(self, now_ns: int, heard_ns: int) -> int:
+        """Return for how long a heartbeat has gone unanswered; 0: something came behind it, or none was sent.
+        `heard_ns`: when something came last, but for this answer."""
+        was_answered = self._answer.row and self._answers.take(self._answer) is not None
+        if was_answered or heard_ns >= self._sent_ns:
+            self._sent_ns = 0
+        return now_ns - self._sent_ns if self._sent_ns else 0
+
+    def beat(self, now_ns: int, request: int) -> None:
+        """Note that one is sent with this request."""
+        self._sent_ns = self._sent_ns or now_ns
+        if not self._answer.row:
+            self._answers.expect(self._answer, self._link, request)
+
+    def forget(self) -> None:
+        """Wait for no answer any more: the connection begins anew, or has ended."""
+        self._sent_ns = 0
+        if self._answer.row:
+            self._answers.take(self._answer)
