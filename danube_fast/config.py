@@ -249,7 +249,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long an orderly stop may take before processes are killed."""
     worker_start_timeout_ms: Annotated[int, Meta(ge=1000, le=HOUR_MS)] = 60_000
     """A process that starts and shows no life for so long is killed and started again."""
-    heartbeat_timeout_ms: Annotated[int, Meta(ge=500, le=HOUR_MS)] = 10_000
+    heartbeat_timeout_ms: Annotated[int, Meta(ge=2000, le=HOUR_MS)] = 10_000
     """A ready process that shows no life for so long is killed and started again."""
     restart_delay_ms: Annotated[int, Meta(ge=0, le=HOUR_MS)] = 100
     """Pause before a process is started again that has died within 10 s of its start. It doubles each time; one that has

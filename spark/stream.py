@@ -119,8 +119,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Plan the batch between two offsets. Raises DataLoss if some of it is not there any more."""
-        snapshot = self._flush(self._options.hold_seconds)
-        self._holds.update(snapshot.topics)
+        with _undisturbed():
+            snapshot = self._flush(self._options.hold_seconds)
+            self._holds.update(snapshot.topics)
         known = {(each.topic, str(each.partition)): each for each in snapshot.ranges}
         ranges = []
         for topic, partitions in end.items():
@@ -201,10 +202,13 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _release(self) -> None:
         if self._client is not None:
-            holds, self._holds = self._holds, {}
-            for hold, topic in holds.items():
-                release = functools.partial(self._client.admin.release_history_hold, topic=topic)
-                release_quietly(release, hold)
+            with _undisturbed():
+                holds, self._holds = self._holds, {}
+                for hold, topic in holds.items():
+                    release = functools.partial(
+                        self._client.admin.release_history_hold, topic=topic
+                    )
+                    release_quietly(release, hold)
 
     def _leave(self) -> None:
         client, self._client = self._client, None
@@ -218,6 +222,23 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"offsets {low} to {high} of {topic}, partition {partition}, are gone: {cause}; "
                 ".option('failOnDataLoss', 'false') goes on behind them, a new checkpoint begins anew"
             )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put SIGTERM, by which Spark ends this process, off until the end of the block: it may come while `stop` runs."""
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    except ValueError:  # it is not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _offsets(of: Any) -> Offsets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ import danube_fast
 from danube_fast.client.admin_client import AdminClient, AsyncAdmin
 from danube_fast.client.async_client import AsyncClient
 from danube_fast.client.link.loop import COMPLETED_MAX
-from danube_fast.errors import DanubeError, FailedPrecondition
+from danube_fast.client.link.pump import Pump
+from danube_fast.client.produce.lane import Lane
+from danube_fast.clock import SystemClock
+from danube_fast.errors import DanubeError, FailedPrecondition, InvalidArgument
 
 TOPIC = "/default/t"
 PUBLISHES = 5_000
@@ -166,6 +170,40 @@ def test_a_client_that_is_closed_ends_publishes_that_wait(broker: Any) -> None:
             await task
 
     run(broker, body)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch, broker: Any) -> None:
+    """No heartbeat is due in the test: it would tell an event loop of what it was not told."""
+    limits = sys.modules[type(broker).__module__].LIMITS
+    for name in ("heartbeat_ms", "heartbeat_idle_ms"):
+        monkeypatch.setitem(limits, name, 600_000)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_message_that_cannot_be_packed_is_told_at_once(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise InvalidArgument("too large with its attributes")
+
+    async def body(client: AsyncClient) -> None:
+        producer = await client.producer(TOPIC)
+        monkeypatch.setattr(Lane, "pack", refuse)
+        with pytest.raises(InvalidArgument, match="too large"):
+            await asyncio.wait_for(producer.publish(b"x", attributes={"a": "x"}), 20)
+
+    run(broker, body)
+
+
+def test_an_event_loop_hears_of_callbacks_that_it_is_to_call() -> None:
+    pump, heard = Pump(SystemClock()), list[int]()
+    pump.on_progress = lambda: heard.append(len(pump.callbacks))
+    pump.call_later(lambda: None)
+    with pump.lock:
+        pump.run_callbacks()  # as the timer thread does
+    assert heard == [1]
+    pump.close()
 
 
 def test_cancelled_receives_lose_nothing(broker: Any) -> None:

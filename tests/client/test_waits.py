@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,11 +93,19 @@ def test_a_wait_ends_in_time_while_another_thread_calls_back() -> None:
         pump.close()
 
 
-def test_a_long_sleep_of_a_leader_is_made_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("took_ns", "limits"),
+    [(SLICE_NS, [SLICE_NS, SLICE_NS, 5]), (3 * SLICE_NS, [SLICE_NS]), (0, [SLICE_NS] * 3)],
+    ids=["on_time", "late", "clock_stands_still"],
+)
+def test_a_long_sleep_of_a_leader_is_made_of_short_ones(
+    monkeypatch: pytest.MonkeyPatch, took_ns: int, limits: list[int]
+) -> None:
     """So that Python hears of signals in between."""
+    clock: Any = SimpleNamespace(monotonic_ns=itertools.count(0, took_ns).__next__)
+    slept: list[int] = []
     with select.epoll() as epoll:
         lookout = Lookout(epoll.fileno(), Answers().address, 0, [])
-        limits: list[int] = []
-        monkeypatch.setattr(lookout, "sleep", lambda row, limit_ns: limits.append(limit_ns) or 0)
-        assert lookout.wait(2 * SLICE_NS + 5) == 0
-        assert limits == [SLICE_NS, SLICE_NS, 5]
+        monkeypatch.setattr(lookout, "sleep", lambda row, limit_ns: slept.append(limit_ns) or 0)
+        assert lookout.wait(2 * SLICE_NS + 5, clock) == 0
+    assert slept == limits

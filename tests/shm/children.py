@@ -120,7 +120,8 @@ class Script:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {seconds} s: {self.error_text()}") from None
-        assert (code, self.error_text()) == (0, "")
+        said = self.error_text()
+        assert (code, said) == (0, ""), f"exit code {code}; on stderr: {said}"
 
 
 @contextlib.contextmanager

@@ -414,6 +414,19 @@ def on_alarm(*_):
         may_raise = False
         raise KeyboardInterrupt
 
+def is_lost(kind, trace):
+    # in a destructor of pyzmq, which says so
+    return kind is KeyboardInterrupt and "zmq/" in trace.tb_frame.f_code.co_filename
+
+def on_error(kind, error, trace):
+    if not is_lost(kind, trace):
+        sys.__excepthook__(kind, error, trace)
+
+def on_unraisable(told):
+    if not is_lost(told.exc_type, told.exc_traceback):
+        sys.__unraisablehook__(told)
+
+sys.excepthook, sys.unraisablehook = on_error, on_unraisable
 signal.signal(signal.SIGALRM, on_alarm)
 while strikes < 200:
     number, began = number + 1, time.monotonic()

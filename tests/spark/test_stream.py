@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,39 @@ def test_holds_end_with_the_stream(
     before = set((store_folder / "holds").glob("*"))
     assert Stream(spark, broker, topic, tmp_path).run() == list(range(100))
     wait_until("its holds end", lambda: set((store_folder / "holds").glob("*")) <= before)
+
+
+def test_a_signal_while_holds_are_released_ends_the_process_behind_that(broker: Broker) -> None:
+    """Spark sends it as soon as it has closed the connection, by whose end the process stops the stream."""
+    topic = "/default/signalled"
+    with broker.client() as client:
+        keep_for_ever(client, topic)
+        _publish(client, topic, 0, 100)
+    reader = DanubeStreamReader(
+        ReadOptions.parse({"url": broker.url, "topic": topic}), row_schema(["offset"])
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        end = reader.initialOffset()
+        released: list[str] = []
+        for _ in range(3):
+            reader.partitions(end, end)
+        assert reader._client is not None
+        admin = reader._client.admin
+        release = admin.release_history_hold
+
+        def released_beside_a_signal(hold: str, topic: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            release(hold, topic=topic)
+            released.append(hold)
+
+        admin.release_history_hold = released_beside_a_signal
+        with pytest.raises(SystemExit):
+            reader.stop()
+        assert len(released) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        reader.stop()
 
 
 def test_a_stream_begins_where_it_is_told(spark: Any, broker: Broker, tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ class TopicMetrics(Job):
             most, SubscriptionRow.VALUES, SubscriptionRow.TOTALS, SubscriptionRow.LAG
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a look is under way."""
+        return self._look is not None
+
     def do_work(self, now_ns: int) -> None:
         """Go on with a look that is under way, or begin one if it is time and /metrics is read."""
         state = self._state

@@ -33,6 +33,7 @@ from danube_fast.client.topics.watcher import Watcher
 from danube_fast.client.values.limits import (
     BATCH_MESSAGES_DEFAULT,
     CLOSE_TIMEOUT_SECONDS,
+    LOOK_NS,
     REQUEST_TIMEOUT_SECONDS,
 )
 from danube_fast.client.values.message import Gap, Message, Processing
@@ -152,7 +153,7 @@ class Inbox:
             else:
                 frames.return_credit()
                 self._acks.send_unless_busy()
-                if not pump.wait_inside(self._has_arrived, deadline_ns):
+                if not pump.wait_inside(self._has_arrived, deadline_ns, LOOK_NS):
                     return None
             delivery = self._take_only()
         return None if delivery is None else delivery.only()
@@ -256,7 +257,7 @@ class Inbox:
                 self.partitions.wake()
             self.frames.return_credit()
             self._acks.send_unless_busy()
-        ready = yield Wait(self._has_arrived, deadline_ns)
+        ready = yield Wait(self._has_arrived, deadline_ns, look_ns=LOOK_NS)
         if self._error is not None:
             error, self._error = self._error, None
             raise error

@@ -110,7 +110,7 @@ class Connection:
         self.beats_quickly = False
         self._retry_ns = HANDSHAKE_RETRY_NS
         self._heard_ns = pump.clock.monotonic_ns()
-        self._heartbeat = Heartbeat(pump.answers, self.link_number)
+        self._heartbeat = Heartbeat(pump, self.link_number)
         self._lost_ns = self._chosen_ns = self._heard_ns
         self._renew_ns = 0
         self.dialer = dialer

@@ -19,7 +19,7 @@ import numpy as np
 from danube_fast.client.link.answers import is_known
 from danube_fast.client.link.published import hand_over
 from danube_fast.client.values.limits import SLICE_NS
-from danube_fast.clock import MILLISECOND_NS
+from danube_fast.clock import MILLISECOND_NS, Clock
 from danube_fast.frame.kernel import direct, kernel
 from danube_fast.frame.memory import load_i32, load_i64, load_u32, memory_copy, store_u64
 from danube_fast.frame.system import EPOLL_AT_DATA, EPOLL_EVENT_BYTES, clock_ns, epoll_wait
@@ -221,10 +221,14 @@ class Lookout:
             self._words[place], self._words[place + 1] = descriptor, duplex.row
             self._words[place + 2] = number
 
-    def wait(self, limit_ns: int) -> int:
+    def wait(self, limit_ns: int, clock: Clock) -> int:
         """Sleep so without a row, for longer than a kernel may: between its slices Python hears of signals."""
-        while not (found := self.sleep(0, min(limit_ns, SLICE_NS))) and limit_ns > SLICE_NS:
-            limit_ns -= SLICE_NS
+        found, left_ns, end_ns = 0, limit_ns, clock.monotonic_ns() + limit_ns
+        for _ in range(0, limit_ns, SLICE_NS):
+            found = self.sleep(0, min(left_ns, SLICE_NS))
+            left_ns = end_ns - clock.monotonic_ns()
+            if found or left_ns <= 0:
+                break
         return found
 
     def found(self, count: int) -> Sequence[int]:

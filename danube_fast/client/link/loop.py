@@ -164,3 +164,4 @@ class LoopDriver:
             lanes, self._pushed_later = self._pushed_later, {}
             for lane in lanes:
                 lane.push()
+            self._progressed()  # what cannot be sent at all has its outcome already

@@ -23,7 +23,6 @@ same generators for an event loop.
 from __future__ import annotations
 
 import collections
-import heapq
 import itertools
 import logging
 import os
@@ -34,10 +33,11 @@ from typing import Any, TypeVar
 
 from danube_fast.client.link.answers import Answers, Ticket, is_answered
 from danube_fast.client.link.buffers import Sender
+from danube_fast.client.link.deadlines import Deadlines, nothing
 from danube_fast.client.link.lookout import Lookout
-from danube_fast.client.link.parts import Socket, Timed
+from danube_fast.client.link.parts import Socket
 from danube_fast.client.link.steps import Finished, Steps
-from danube_fast.client.values.limits import FOREVER_NS, LOOK_NS, SLICE_NS
+from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock
 from danube_fast.errors import DanubeError, FailedPrecondition
 
@@ -54,14 +54,11 @@ _INTERRUPTING = (
 )
 
 
-def _nothing() -> None:
-    """Do nothing, where no listener is set."""
-
-
-class Pump:
+class Pump(Deadlines):
     """Lock, sockets, deadlines and waiters of one client. All state is guarded by `lock`."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self.clock = clock
         self.lock = threading.RLock()
         self.acquire, self.release = self.lock.acquire, self.lock.release
@@ -74,10 +71,7 @@ class Pump:
         self.callbacks: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
-        self.armed: dict[Timed, int] = {}
-        self._deadlines: list[tuple[int, int, Timed]] = []
-        """A heap; an entry counts only as long as `armed` says the same."""
-        self._order, self._link_numbers = itertools.count(), itertools.count(1)
+        self._link_numbers = itertools.count(1)
         self.unacked_bytes = 0
         """Of all producers."""
         self.on_progress: Callable[[], None] | None = None
@@ -102,8 +96,6 @@ class Pump:
         self._caller = 0
         """Thread that calls the application back just now."""
         self._followers = 0
-        self._wake_timers: Callable[[], None] = _nothing
-        self._timers_due_ns = 0
         self.closed = False
         self.refusal: DanubeError | None = None
         """Why the client cannot be used any more: closed, or forked."""
@@ -212,7 +204,7 @@ class Pump:
             wait = next(steps)
             while True:
                 with self.lock:
-                    ready = self.wait_inside(wait.ready, wait.deadline_ns)
+                    ready = self.wait_inside(wait.ready, wait.deadline_ns, wait.look_ns)
                 wait = steps.send(ready)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
@@ -246,15 +238,17 @@ class Pump:
         with self.lock:
             return self.wait_inside(ready, deadline_ns)
 
-    def wait_inside(self, ready: Callable[[], bool], deadline_ns: int) -> bool:
-        """Do the same for a caller that holds the lock, once."""
+    def wait_inside(
+        self, ready: Callable[[], bool], deadline_ns: int, look_ns: int = SLICE_NS
+    ) -> bool:
+        """Do the same for a caller that holds the lock, once. `look_ns`: how often to ask without being woken."""
         while not ready():
             if self.leader:
                 now = self.clock.monotonic_ns()
                 if now >= deadline_ns:
                     return False
                 self._follow(min(deadline_ns - now, SLICE_NS))
-            elif (is_ready := self._lead(ready, deadline_ns, 0)) is not None:
+            elif (is_ready := self._lead(ready, deadline_ns, 0, look_ns)) is not None:
                 if is_ready:
                     break
                 return ready()
@@ -269,7 +263,7 @@ class Pump:
         while True:
             if self.leader:
                 self._follow_row(ticket)
-            elif self._lead(_nothing, FOREVER_NS, row):
+            elif self._lead(nothing, FOREVER_NS, row, SLICE_NS):
                 break
             if is_answered(row) or self.closed:
                 break
@@ -281,7 +275,9 @@ class Pump:
         if not self.leader:
             self.answers.hand_over()
 
-    def _lead(self, ready: Callable[[], object], deadline_ns: int, row: int) -> bool | None:
+    def _lead(
+        self, ready: Callable[[], object], deadline_ns: int, row: int, look_ns: int
+    ) -> bool | None:
         """Be the leader until `ready()`, or that row (0: none) is answered: True; callbacks were called: None; or the
         time is up: False."""
         self.leader = threading.get_ident()
@@ -298,9 +294,9 @@ class Pump:
                     break
                 if self._unread:
                     continue
-                limit_ns = SLICE_NS if row else LOOK_NS
+                limit_ns = look_ns
                 if deadline_ns != FOREVER_NS:
-                    limit_ns = min(limit_ns, deadline_ns - self.clock.monotonic_ns())
+                    limit_ns = min(look_ns, deadline_ns - self.clock.monotonic_ns())
                 if limit_ns <= 0 or self.closed:
                     is_ready = False
                     break
@@ -342,6 +338,11 @@ class Pump:
                 self._own_again()  # an interrupt may strike as the first call begins
                 del answers.sleeping[ticket]
 
+    def free_rows(self) -> None:
+        """Under the lock: let rows that were given up be used again, if no leader may answer them yet."""
+        if not self._asleep:
+            self.answers.no_leader_looks()
+
     def _look_out(self) -> Lookout:
         links = [link for each in self._sockets if (link := each.link) is not None]
         self._lookout = Lookout(self._epoll.fileno(), self.answers.address, self.spin_ns, links)
@@ -357,7 +358,10 @@ class Pump:
         self._asleep = True
         try:
             self.release()
-            found = lookout.sleep(row, limit_ns) if row else lookout.wait(limit_ns)
+            if limit_ns <= SLICE_NS:
+                found = lookout.sleep(row, limit_ns)
+            else:
+                found = lookout.wait(limit_ns, self.clock)
             self.acquire()
         except BaseException:
             try:
@@ -406,6 +410,8 @@ class Pump:
         One thread at a time does, so that calls keep their order and never run side by side.
         """
         if self.on_progress is not None or self._caller:
+            if self.on_progress is not None:
+                self.on_progress()
             return  # the event loop, or the thread that is at it, calls back
         self._caller = threading.get_ident()
         try:
@@ -432,42 +438,7 @@ class Pump:
             return True
         return not self.callbacks and not self._caller
 
-    # ------------------------------------------------------------ deadlines
-
-    def arm(self, timed: Timed, deadline_ns: int) -> None:
-        """Under the lock: call `timed.on_time` at that monotonic time."""
-        self.armed[timed] = deadline_ns
-        heapq.heappush(self._deadlines, (deadline_ns, next(self._order), timed))
-        if deadline_ns < self._timers_due_ns:
-            self._timers_due_ns = 0
-            self._wake_timers()
-
-    def disarm(self, timed: Timed) -> None:
-        """Under the lock: do not call any more."""
-        self.armed.pop(timed, None)
-
-    def take_due(self, now_ns: int) -> list[tuple[Timed, int]]:
-        """Under the lock: return what is due, with its deadline; `armed` still has it."""
-        due: list[tuple[Timed, int]] = []
-        while self.next_deadline_ns() <= now_ns:
-            deadline_ns, _, timed = heapq.heappop(self._deadlines)
-            due.append((timed, deadline_ns))
-        return due
-
-    def next_deadline_ns(self) -> int:
-        """Under the lock: return when the next one is due."""
-        heap = self._deadlines
-        while heap and self.armed.get(heap[0][2]) != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else FOREVER_NS
-
-    def attach_timers(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when a deadline is armed that is earlier than all others."""
-        self._wake_timers = wake
-
-    def timers_sleep_until(self, monotonic_ns: int) -> None:
-        """Under the lock: wake the timer thread for a deadline before that time; 0 = do not disturb."""
-        self._timers_due_ns = monotonic_ns
+    # ------------------------------------------------------------ the end
 
     def after_fork(self, refusal: DanubeError) -> None:
         """Refuse everything in a forked child: no other thread exists that could hold the lock or be woken."""
@@ -475,7 +446,7 @@ class Pump:
         self.lock._at_fork_reinit()  # type: ignore[attr-defined]
         self.closed = True
         self.armed.clear()
-        self._wake_timers = _nothing
+        self._wake_timers = nothing
         self._followers = 0
         self._asleep = False
         self.leader = 0

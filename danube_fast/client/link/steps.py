@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from danube_fast.checks import check_seconds
 from danube_fast.client.link.answers import Ticket
-from danube_fast.client.values.limits import FOREVER_NS
+from danube_fast.client.values.limits import FOREVER_NS, SLICE_NS
 from danube_fast.clock import Clock
 
 __all__ = ["Finished", "Steps", "Wait", "deadline_after", "seconds_until"]
@@ -27,6 +27,8 @@ class Wait(NamedTuple):
     deadline_ns: int = FOREVER_NS
     ticket: Ticket | None = None
     """That whose outcome is all that `ready` asks for."""
+    look_ns: int = SLICE_NS
+    """How often to ask without being woken; longer if whatever changes the answer wakes those who wait."""
 
 
 Steps = Generator[Wait, bool, T]

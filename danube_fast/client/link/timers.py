@@ -76,7 +76,9 @@ class TimerThread:
             if pump.armed.get(timed) == deadline_ns:  # unless one before it has changed that
                 del pump.armed[timed]
                 has_news |= timed.on_time(now) is not False
-        if has_news:
+        if has_news or (
+            due and pump.on_progress is not None
+        ):  # an event loop never looks by itself
             pump.notify()
         if pump.callbacks:
             pump.run_callbacks()

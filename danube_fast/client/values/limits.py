@@ -15,7 +15,7 @@ FOREVER_NS = 1 << 62
 SLICE_NS = 100 * MILLISECOND_NS
 """Longest uninterrupted sleep of a waiting caller, so that Ctrl-C is always answered."""
 LOOK_NS = 10 * SLICE_NS
-"""How often a waiting caller looks whether it may go on, if it is not woken."""
+"""How often a caller that waits for messages looks whether some have come, if it is not woken."""
 
 SPIN_US_MAX = 10_000
 

@@ -34,6 +34,8 @@ CUT_AHEAD_NS = 30_000 * MILLISECOND_NS
 KEPT_NS = 10_000 * MILLISECOND_NS
 """How long messages that were cut out wait for a consumer."""
 INTERVAL_NS = 100 * MILLISECOND_NS
+SOON_MS = 250
+"""How often a worker looks when nothing else happens, while a message is due within AHEAD_NS."""
 AGAIN_NS = 10 * MILLISECOND_NS
 """A frame that was not in the page cache is tried again after this time."""
 FRAMES_AT_ONCE = 8
@@ -85,7 +87,7 @@ class Lookahead:
         if self._wanted:
             return AGAIN_NS // MILLISECOND_NS
         lead_ms = AHEAD_NS // MILLISECOND_NS
-        return due_ms - lead_ms if due_ms > lead_ms else due_ms
+        return due_ms - lead_ms if due_ms > lead_ms else min(due_ms, SOON_MS)
 
     def look_at(self, *partitions: Partition) -> None:
         """Look through partitions that were restored from a log, or came from another worker."""

@@ -186,6 +186,11 @@ class Backlogs(PeriodicJob):
             at = runs[-1].end_offset
             yield
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether partitions are being counted."""
+        return bool(self._countings)
+
     # ------------------------------------------------------------ refusals
 
     def run(self, now_ns: int) -> None:

@@ -33,6 +33,11 @@ class PassedPages(Job):
         self._look: Iterator[None] | None = None
         self._took_ns = self._next_ns = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a look is under way."""
+        return self._look is not None
+
     def do_work(self, now_ns: int) -> None:
         """Go on with a look that is under way, or begin one at a log that has grown."""
         if self._look is None:

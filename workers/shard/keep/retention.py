@@ -84,6 +84,11 @@ class Retention(Job):
         """List the partitions with such a policy."""
         return list(self._policed.values())
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether partitions are being counted."""
+        return bool(self._countings)
+
     def do_work(self, now_ns: int) -> None:
         """Check ages and sizes, if it is time."""
         if self._countings:

@@ -156,13 +156,14 @@ def _has_room(job: int, size: int) -> int:
 @kernel("int64(int64,int64)")
 def _answer_heartbeat(job: int, link: int) -> int:
     """Take a PING that reports nothing and answer it: MORE. ORDINARY for every other message, without room for the
-    answer, and for a PING right behind the last one: a client that sends nothing else would keep the kernel for ever."""
+    answer, and for a second PING in a step, or within a millisecond: clients that send nothing else would keep the kernel
+    for ever."""
     side, pair = load_word(link, LinkWord.SIDE), job + _AT_PAIR
     found = peek_part(side, pair)
     if found < 0 or word_of(side, WAITS) != 0:
         return LinkStatus.ORDINARY
     now_ns, last_ns = clock_ns(job + _AT_SCRATCH), load_word(link, LinkWord.HEARTBEAT)
-    if last_ns != 0 and now_ns - last_ns < HEARTBEAT_NS_MIN:
+    if last_ns >= load_word(job, JobWord.STEP_NS) or now_ns - last_ns < HEARTBEAT_NS_MIN:
         return LinkStatus.ORDINARY
     head, number = pair + PAIR_HEAD, job + _AT_NUMBER
     end = head + load_i64(pair + PAIR_HEAD_BYTES)

@@ -159,6 +159,7 @@ def _advance(job: int) -> int:
 @kernel("int64(int64)")
 def _step(job: int) -> int:
     """Do all that can be done without waiting; flags of what is left."""
+    store_word(job, JobWord.STEP_NS, clock_ns(job + _AT_SCRATCH))
     flags: int = _advance(job)
     is_alone = load_word(job, JobWord.TAKEN) == 1 and load_word(job, JobWord.LOOKED) == 1
     if is_alone and flags & (_MISSING | _UNDERWAY | _STOPPED) == 0:

@@ -183,7 +183,9 @@ class JobWord(enum.IntEnum):
     """1: some clients do not signal what comes."""
     HEARTBEATS = 65
     """Heartbeats that this turn has answered."""
-    PAIR = 66
+    STEP_NS = 66
+    """When its last step began, monotonic."""
+    PAIR = 67
 
 
 class LinkStatus(enum.IntEnum):
