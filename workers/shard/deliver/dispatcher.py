@@ -9,6 +9,8 @@ from __future__ import annotations
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Deliver, Gap, Read, Stored
 from danube_fast.broker.subscription.fairness import dispatch_fairly
+from danube_fast.broker.subscription.subscription import Subscription
+from danube_fast.errors import DanubeError
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.tails import Tails
@@ -75,19 +77,18 @@ class Dispatcher:
             self._read_until = self._reader.bytes_read + READ_BYTES_PER_TURN
             self._reading.clear()
             effects: list[Deliver] = []
+            met: list[tuple[Partition, Subscription, Gap | DanubeError]] = []
             for partition in ready.values():
                 if partition.policy.message_ttl_ms:
                     self._retention.expire_old(partition)
-                mets, again = dispatch_fairly(partition, self._read_log, state.now_ns, effects)
+                found, again = dispatch_fairly(partition, self._read_log, state.now_ns, effects)
                 if again:
                     state.mark_ready(partition)
-                for sub, met in mets:
-                    if isinstance(met, Gap):
-                        self._gaps.tell(partition, sub, met)
-                    else:
-                        self._gaps.refuse(sub, met)
+                met += [(partition, sub, each) for sub, each in found]
             if effects:
                 self._delivery.add(state.catalog.by_id, effects)
+            if met:
+                self._tell(met)
         self._tails.trim()
         if not self._unread:
             return 0
@@ -96,6 +97,16 @@ class Dispatcher:
         first = {pid: part for pid, part in unread.items() if pid not in self._reading}
         state.ready = {**first, **unread, **state.ready}
         return 1
+
+    def _tell(self, met: list[tuple[Partition, Subscription, Gap | DanubeError]]) -> None:
+        """Tell consumers of gaps, and of what cannot be read, behind what was handed out: a reader ends at a gap that
+        reaches its stop."""
+        self._delivery.flush()
+        for partition, sub, each in met:
+            if isinstance(each, Gap):
+                self._gaps.tell(partition, sub, each)
+            else:
+                self._gaps.refuse(sub, each)
 
     def _read_log(self, partition: Partition, offset: int) -> Read:
         """Frames behind the tail; PENDING, and the partition's turn comes again, when enough was read."""
