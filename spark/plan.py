@@ -193,11 +193,14 @@ def _is_logged(topic: Mapping[str, Any]) -> bool:
     return bool(topic["dispatch"] == "reliable" and topic["durability"] != "memory")
 
 
-def release_quietly(release: Callable[[str], Any], hold: str) -> None:
-    """Give a hold back if that works: it ends by itself."""
+def release_quietly(release: Callable[[str], Any], hold: str) -> bool:
+    """Give a hold back if that works, else it ends by itself; whether it did."""
     if hold:
-        with contextlib.suppress(DanubeError):
+        try:
             release(hold)
+        except DanubeError:
+            return False
+    return True
 
 
 @contextlib.contextmanager

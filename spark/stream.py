@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DanubeStreamReader", "TaskPartition"]
 
+RELEASE_SECONDS = 10.0
 FLUSH_NS = SECOND_NS
 """A topic is flushed once in so long: Spark asks as soon as a batch is done."""
 
@@ -119,9 +120,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Plan the batch between two offsets. Raises DataLoss if some of it is not there any more."""
-        with _undisturbed():
-            snapshot = self._flush(self._options.hold_seconds)
-            self._holds.update(snapshot.topics)
+        snapshot = self._flush(self._options.hold_seconds)
+        self._holds.update(snapshot.topics)
         known = {(each.topic, str(each.partition)): each for each in snapshot.ranges}
         ranges = []
         for topic, partitions in end.items():
@@ -206,9 +206,12 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 holds, self._holds = self._holds, {}
                 for hold, topic in holds.items():
                     release = functools.partial(
-                        self._client.admin.release_history_hold, topic=topic
+                        self._client.admin.release_history_hold,
+                        topic=topic,
+                        timeout=RELEASE_SECONDS,
                     )
-                    release_quietly(release, hold)
+                    if not release_quietly(release, hold):
+                        break  # the broker is away: they end by themselves
 
     def _leave(self) -> None:
         client, self._client = self._client, None

@@ -156,9 +156,9 @@ def test_a_signal_while_holds_are_released_ends_the_process_behind_that(broker: 
         admin = reader._client.admin
         release = admin.release_history_hold
 
-        def released_beside_a_signal(hold: str, topic: str) -> None:
+        def released_beside_a_signal(hold: str, **options: Any) -> None:
             signal.raise_signal(signal.SIGTERM)
-            release(hold, topic=topic)
+            release(hold, **options)
             released.append(hold)
 
         admin.release_history_hold = released_beside_a_signal

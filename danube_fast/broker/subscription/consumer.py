@@ -115,6 +115,8 @@ class Gap(NamedTuple):
     """From here on, for the reader that met it."""
     is_silent: bool = False
     """Newer messages have taken their place: no consumer needs to be told."""
+    place: int = 0
+    """How many effects of the turn that has met it stand before it."""
 
 
 class Pending(enum.Enum):

@@ -8,21 +8,18 @@ is lent out while a partition is dispatched, and who was served goes behind the 
 from __future__ import annotations
 
 from danube_fast.broker.partition import Partition, ReadLog
-from danube_fast.broker.subscription.consumer import Consumer, Deliver, Flow, Gap
-from danube_fast.broker.subscription.subscription import Subscription
-from danube_fast.errors import DanubeError
+from danube_fast.broker.subscription.consumer import Consumer, Deliver, Flow
+from danube_fast.broker.subscription.met import Met
 
 __all__ = ["TURN_BYTES", "dispatch_fairly"]
 
 TURN_BYTES = 256 * 1024
 """About so much a partition hands out in one turn, if others share its consumer's credit."""
 
-Met = list[tuple[Subscription, Gap | DanubeError]]
-
 
 def dispatch_fairly(
     partition: Partition, read_log: ReadLog, now_ns: int, effects: list[Deliver]
-) -> tuple[Met, bool]:
+) -> tuple[list[Met], bool]:
     """`partition.dispatch`, for one turn. What was met, and whether it wants another turn."""
     sharing = [
         consumer

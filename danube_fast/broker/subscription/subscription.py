@@ -217,7 +217,7 @@ class Subscription(Returns):
         if self.router is not None:
             self.router.begin_pass(self.consumers)
             if not self.tracks:
-                self._give_up_late(fetch, gaps)
+                self._give_up_late(fetch, gaps, before)
         if self._hand_out_waiting(fetch, now_ns, effects, gaps):
             self._hand_out_fresh(visible, fetch, now_ns, effects, gaps)
         if self.tracks and len(effects) > before and self.armed_ns == NEVER:
@@ -241,7 +241,7 @@ class Subscription(Returns):
             if (found := fetch(self, at)) is PENDING:
                 return self.kind not in _IN_ORDER  # the router keeps what is fresh behind its key
             if isinstance(found, Gap):
-                gaps.append(found._replace(start=at))
+                gaps.append(found._replace(start=at, place=len(effects)))
                 self.pass_waiting(at, found)
                 continue
             # All that waits of one frame goes to one consumer: a frame is taken apart once.
@@ -260,7 +260,7 @@ class Subscription(Returns):
             self.pass_turn(consumer)
         return True
 
-    def _give_up_late(self, fetch: Fetch, gaps: list[Gap]) -> None:
+    def _give_up_late(self, fetch: Fetch, gaps: list[Gap], place: int) -> None:
         """Of a topic that keeps nothing: what waits for its consumers and is gone, or keeps others waiting
         because it is too much, is lost."""
         router = self.router
@@ -270,7 +270,7 @@ class Subscription(Returns):
                 found = Gap(found.end_offset, "the consumer of their keys was too slow", lost=True)
             if not isinstance(found, Gap):
                 break
-            gaps.append(found._replace(start=at))
+            gaps.append(found._replace(start=at, place=place))
             self.pass_waiting(at, found)
 
     def _hand_out_fresh(
@@ -287,7 +287,7 @@ class Subscription(Returns):
             if found is PENDING:
                 return
             if isinstance(found, Gap):
-                gaps.append(found._replace(start=self.next_offset))
+                gaps.append(found._replace(start=self.next_offset, place=len(effects)))
                 self._pass_fresh(found)
                 continue
             base, rows = found.base_offset, self._take_fresh(found)

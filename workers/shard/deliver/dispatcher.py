@@ -6,11 +6,12 @@ ready partitions -> dispatch: from the tail, or from the log, which is read for 
 
 from __future__ import annotations
 
+import operator
+
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Deliver, Gap, Read, Stored
 from danube_fast.broker.subscription.fairness import dispatch_fairly
-from danube_fast.broker.subscription.subscription import Subscription
-from danube_fast.errors import DanubeError
+from danube_fast.broker.subscription.met import Met
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.tails import Tails
@@ -21,6 +22,7 @@ from danube_fast.workers.shard.state import ShardState
 
 __all__ = ["Dispatcher"]
 
+_PLACE = operator.attrgetter("place")
 READ_AHEAD_BYTES = 1024 * 1024
 READ_BYTES_PER_TURN = 4 * 1024 * 1024
 """Bytes that one turn reads of the logs for consumers behind the tail, about."""
@@ -77,18 +79,22 @@ class Dispatcher:
             self._read_until = self._reader.bytes_read + READ_BYTES_PER_TURN
             self._reading.clear()
             effects: list[Deliver] = []
-            met: list[tuple[Partition, Subscription, Gap | DanubeError]] = []
+            met: list[tuple[Partition, Met]] = []
             for partition in ready.values():
                 if partition.policy.message_ttl_ms:
                     self._retention.expire_old(partition)
                 found, again = dispatch_fairly(partition, self._read_log, state.now_ns, effects)
                 if again:
                     state.mark_ready(partition)
-                met += [(partition, sub, each) for sub, each in found]
-            if effects:
-                self._delivery.add(state.catalog.by_id, effects)
-            if met:
-                self._tell(met)
+                met += [(partition, each) for each in sorted(found, key=_PLACE)]
+            done = 0
+            for partition, each in met:
+                if not each.is_silent:
+                    self._delivery.add(state.catalog.by_id, effects[done : each.place])
+                    done = max(done, each.place)
+                self._tell(partition, each)
+            if done < len(effects):
+                self._delivery.add(state.catalog.by_id, effects[done:])
         self._tails.trim()
         if not self._unread:
             return 0
@@ -98,15 +104,15 @@ class Dispatcher:
         state.ready = {**first, **unread, **state.ready}
         return 1
 
-    def _tell(self, met: list[tuple[Partition, Subscription, Gap | DanubeError]]) -> None:
-        """Tell consumers of gaps, and of what cannot be read, behind what was handed out: a reader ends at a gap that
+    def _tell(self, partition: Partition, met: Met) -> None:
+        """Tell consumers of a gap, or of what cannot be read, behind what stands before it: a reader ends at a gap that
         reaches its stop."""
-        self._delivery.flush()
-        for partition, sub, each in met:
-            if isinstance(each, Gap):
-                self._gaps.tell(partition, sub, each)
-            else:
-                self._gaps.refuse(sub, each)
+        if not met.is_silent:
+            self._delivery.flush()
+        if isinstance(met.found, Gap):
+            self._gaps.tell(partition, met.subscription, met.found)
+        else:
+            self._gaps.refuse(met.subscription, met.found)
 
     def _read_log(self, partition: Partition, offset: int) -> Read:
         """Frames behind the tail; PENDING, and the partition's turn comes again, when enough was read."""

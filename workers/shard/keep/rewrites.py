@@ -91,10 +91,11 @@ class Rewrites(Job):
                 return
 
     def _begin(self) -> None:
-        if self._wanted:
+        while self._wanted:
             slot = self._wanted.pop(0)
-            self._start(slot, self._free)
-            return
+            if slot in self._state.logs:  # else it was closed meanwhile
+                self._start(slot, self._free)
+                return
         partition = self.compaction.next_partition()
         if partition is not None:
             self._start(partition.log_slot, lambda job: self.compaction.go_over(job, partition))
