@@ -105,7 +105,7 @@ MUTANTS: dict[str, Mutant] = {
         INTAKE, "        if words[JOB.HEARTBEATS]:\n", "        if words[JOB.HEARTBEATS] < 0:\n", HEARTBEATS
     ),
     "heartbeat_overtakes_what_waits_for_room": Mutant(
-        f"{PUBLISH}/take_kernel.py", "found < 0 or word_of(side, WAITS) != 0 or", "found < 0 or", HEARTBEATS
+        f"{PUBLISH}/take_kernel.py", "found < 0 or word_of(side, WAITS) != 0:", "found < 0:", HEARTBEATS
     ),
     "half_is_enough_behind_slow_syncs": Mutant(
         SERVE, "JobWord.SYNC_NS) < QUICK_SYNC_NS", "JobWord.SYNC_NS) >= 0", UNASKED
