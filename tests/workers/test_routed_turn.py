@@ -245,9 +245,7 @@ def test_a_consumer_that_does_not_read_gets_all_later_and_once(rig: Rig) -> None
         publisher.finish()
         sent += 100
     assert served[OutletKind.MEMORY + DELIVERED_TOO] > 0, served
-    rig.turn(
-        lambda: (consumer.pump(), len(numbers(consumer)) >= sent + 1)[1], "all messages later"
-    )
+    rig.turn(lambda: (consumer.pump(), len(numbers(consumer)) >= sent + 1)[1], "all messages later")
     assert numbers(consumer) == [*range(2, sent + 3)]
     publisher.post(10)
     publisher.finish()

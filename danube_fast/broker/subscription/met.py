@@ -1,4 +1,4 @@
-"""What a subscription meets among its messages that is none."""
+"""A gap, or an error of the log, that a subscription meets among its messages."""
 
 from __future__ import annotations
 
