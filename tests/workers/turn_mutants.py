@@ -96,7 +96,8 @@ MUTANTS: dict[str, Mutant] = {
         "danube_fast/ring/handover.py", "if each not in kept", "if each", UNASKED
     ),
     "heartbeats_of_a_client_have_no_end": Mutant(
-        f"{PUBLISH}/take_kernel.py", "    if last_ns >= load_word(job, JobWord.STEP_NS) or", "    if", HEARTBEATS
+        f"{PUBLISH}/take_kernel.py", "    if last_ns >= load_word(job, JobWord.STEP_NS) or now_ns - last_ns < HEARTBEAT_NS_MIN:",
+        "    if last_ns < 0:", HEARTBEATS
     ),
     "heartbeats_count_from_the_end_of_the_sleep": Mutant(
         INTAKE, "session.last_seen_ns = heard_ns", "session.last_seen_ns = self._state.now_ns", HEARTBEATS
