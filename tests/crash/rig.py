@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -34,6 +35,8 @@ SLACK = 5
 MEMBER_SECONDS = 60.0
 _PORTS = range(20_000, 32_000, 16)
 """Below the ports that the kernel hands out by itself, so nobody takes one during a restart."""
+_given: collections.deque[int] = collections.deque(maxlen=64)
+"""Those that were given last: their servers may not have started yet."""
 
 
 def rounds(default: int) -> int:
@@ -42,10 +45,13 @@ def rounds(default: int) -> int:
 
 
 def free_port(count: int) -> int:
-    """The first of `count` ports in a row that are free now."""
-    bases = list(_PORTS)
+    """The first of `count` ports in a row that are free now; each process of a test run has a share of them."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    bases = list(_PORTS)[process :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
     random.SystemRandom().shuffle(bases)
     for base in bases:
+        if base in _given:
+            continue
         with ExitStack() as stack:
             try:
                 for port in range(base, base + count):
@@ -53,6 +59,7 @@ def free_port(count: int) -> int:
                     probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.append(base)
             return base
     raise AssertionError("no free ports")
 
