@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["DanubeStreamReader", "TaskPartition"]
 
 RELEASE_SECONDS = 10.0
+"""A broker that does not release a hold within this time is away."""
 FLUSH_NS = SECOND_NS
 """A topic is flushed once in so long: Spark asks as soon as a batch is done."""
 
@@ -202,7 +203,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _release(self) -> None:
         if self._client is not None:
-            with _undisturbed():
+            with _sigterm_deferred():
                 holds, self._holds = self._holds, {}
                 for hold, topic in holds.items():
                     release = functools.partial(
@@ -228,8 +229,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put SIGTERM, by which Spark ends this process, off until the end of the block: it may come while `stop` runs."""
+def _sigterm_deferred() -> Iterator[None]:
+    """Defer SIGTERM, by which Spark ends this process, to the end of the block: it may come while `stop` runs."""
     came: list[int] = []
     try:
         before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))

@@ -37,7 +37,7 @@ from danube_fast.broker.subscription.consumer import (
     Stored,
     SubscriptionKind,
 )
-from danube_fast.broker.subscription.met import Met
+from danube_fast.broker.subscription.obstacle import Obstacle
 from danube_fast.broker.subscription.policy import FailurePolicy
 from danube_fast.broker.subscription.subscription import OnDelayed, Subscription
 from danube_fast.broker.subscription.timers import Timers
@@ -386,18 +386,18 @@ class Partition(Tail):
             return None
         return self.readers[0] if self.readers else next(iter(self.subscriptions.values()))
 
-    def dispatch(self, read_log: ReadLog, now_ns: int, effects: list[Deliver]) -> list[Met]:
+    def dispatch(self, read_log: ReadLog, now_ns: int, effects: list[Deliver]) -> list[Obstacle]:
         """Let every subscription with consumers hand out what it can; each begins in its turn.
 
         Returns gaps that were met, and errors of `read_log` that keep a subscription from going on.
         """
-        met: list[Met] = []
+        met: list[Obstacle] = []
 
         def fetch(subscription: Subscription, offset: int) -> Stored | Gap | Pending:
             try:
                 return self.fetch(read_log, subscription, offset)
             except DanubeError as error:
-                met.append(Met(subscription, error, len(effects)))
+                met.append(Obstacle(subscription, error, len(effects)))
                 return PENDING
 
         waiting = [sub for sub in self.all_subscriptions() if sub.consumers]
@@ -406,7 +406,7 @@ class Partition(Tail):
             waiting = waiting[self._turn :] + waiting[: self._turn]
         for subscription in waiting:
             for gap in subscription.dispatch(self.visible, fetch, now_ns, effects):
-                met.append(Met(subscription, gap, gap.place))
+                met.append(Obstacle(subscription, gap, gap.place))
         return met
 
     def look_ahead(self, read_log: ReadLog, frames_max: int, on_delayed: OnDelayed) -> bool:

@@ -1,4 +1,4 @@
-"""The heartbeat of a connection: for how long the broker is silent, whoever has read its answer."""
+"""The heartbeat of a connection: for how long the broker is silent, be its answer read by a kernel or by Python."""
 
 from __future__ import annotations
 

@@ -126,6 +126,7 @@ def test_an_unknown_flag_is_refused() -> None:
         ('log_format = "xml"', ["log_format", "text or json", "'xml'"]),
         ('listen = "6650"', ["listen", "HOST:PORT"]),
         ("heartbeat_ms = 2000", ["session_timeout_ms", "heartbeat_ms", "twice"]),
+        ("heartbeat_timeout_ms = 500", ["heartbeat_timeout_ms", "from 2000 to", "500"]),
         ("workers = ", ["not TOML"]),
     ],
 )

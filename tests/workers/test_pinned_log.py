@@ -212,3 +212,11 @@ def test_one_unacked_message_of_a_large_frame_moves_alone(start):
     assert client.receive(30) == left
     client.ack(*[bound for offset, _ in left for bound in (offset, offset + 1)])
     rig.turn(lambda: subscription(rig)["cursor"] == 3000, "the end of the subscription")
+
+
+def test_a_log_that_was_closed_while_it_waited_is_left_out(start):
+    rig, _, _ = pinned_log(start)
+    rewrites = rig.worker.rewrites
+    rewrites._wanted += [99, 0]
+    rig.turn(lambda: later(rig, 1.1) or not rewrites._wanted, "the end of what is wanted")
+    rig.turn(lambda: later(rig, 1.1) or not rewrites.is_busy, "the end of the job")

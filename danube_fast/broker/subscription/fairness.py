@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from danube_fast.broker.partition import Partition, ReadLog
 from danube_fast.broker.subscription.consumer import Consumer, Deliver, Flow
-from danube_fast.broker.subscription.met import Met
+from danube_fast.broker.subscription.obstacle import Obstacle
 
 __all__ = ["TURN_BYTES", "dispatch_fairly"]
 
@@ -19,7 +19,7 @@ TURN_BYTES = 256 * 1024
 
 def dispatch_fairly(
     partition: Partition, read_log: ReadLog, now_ns: int, effects: list[Deliver]
-) -> tuple[list[Met], bool]:
+) -> tuple[list[Obstacle], bool]:
     """`partition.dispatch`, for one turn. What was met, and whether it wants another turn."""
     sharing = [
         consumer

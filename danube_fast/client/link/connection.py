@@ -71,8 +71,9 @@ __all__ = ["Connection", "Identity", "User"]
 _OPEN = State.OPEN
 _PRODUCER_NAMES_MAX = 100_000
 _BYE_LINGER_MS = 200
-_QUICK, _IDLE = ("heartbeat_ms", 500), ("heartbeat_idle_ms", 15_000)
 """How long a closing socket may still try to send its BYE."""
+_QUICK, _IDLE = ("heartbeat_ms", 500), ("heartbeat_idle_ms", 15_000)
+"""Limits of WELCOME, and what they are if it does not say."""
 
 
 class Connection:
@@ -306,8 +307,7 @@ class Connection:
                 self._renew()
             else:
                 reports = ask_all(self.reporters) if self.takes_reports else []
-                request = self.next_request()
-                self._heartbeat.beat(now_ns, request)
+                self._heartbeat.beat(now_ns, request := self.next_request())
                 self.send(Ping(request, reports))
                 self._arm_heartbeat()
                 return False

@@ -409,10 +409,11 @@ class Pump(Deadlines):
 
         One thread at a time does, so that calls keep their order and never run side by side.
         """
-        if self.on_progress is not None or self._caller:
-            if self.on_progress is not None:
-                self.on_progress()
-            return  # the event loop, or the thread that is at it, calls back
+        if self.on_progress is not None:
+            self.on_progress()  # the event loop calls back
+            return
+        if self._caller:
+            return  # so does the thread that is at it
         self._caller = threading.get_ident()
         try:
             while self.callbacks:

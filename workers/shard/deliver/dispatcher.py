@@ -11,7 +11,7 @@ import operator
 from danube_fast.broker.partition import Partition
 from danube_fast.broker.subscription.consumer import PENDING, Deliver, Gap, Read, Stored
 from danube_fast.broker.subscription.fairness import dispatch_fairly
-from danube_fast.broker.subscription.met import Met
+from danube_fast.broker.subscription.obstacle import Obstacle
 from danube_fast.workers.shard.deliver.delivery import Delivery
 from danube_fast.workers.shard.deliver.gaps import Gaps
 from danube_fast.workers.shard.deliver.tails import Tails
@@ -79,7 +79,7 @@ class Dispatcher:
             self._read_until = self._reader.bytes_read + READ_BYTES_PER_TURN
             self._reading.clear()
             effects: list[Deliver] = []
-            met: list[tuple[Partition, Met]] = []
+            met: list[tuple[Partition, Obstacle]] = []
             for partition in ready.values():
                 if partition.policy.message_ttl_ms:
                     self._retention.expire_old(partition)
@@ -104,7 +104,7 @@ class Dispatcher:
         state.ready = {**first, **unread, **state.ready}
         return 1
 
-    def _tell(self, partition: Partition, met: Met) -> None:
+    def _tell(self, partition: Partition, met: Obstacle) -> None:
         """Tell consumers of a gap, or of what cannot be read, behind what stands before it: a reader ends at a gap that
         reaches its stop."""
         if not met.is_silent:

@@ -8,11 +8,11 @@ from danube_fast.broker.subscription.consumer import Gap
 from danube_fast.broker.subscription.subscription import Subscription
 from danube_fast.errors import DanubeError
 
-__all__ = ["Met"]
+__all__ = ["Obstacle"]
 
 
-class Met(NamedTuple):
-    """A gap, or an error of the log, in a turn."""
+class Obstacle(NamedTuple):
+    """A gap, or an error of the log, at which a subscription did not find a message."""
 
     subscription: Subscription
     found: Gap | DanubeError
