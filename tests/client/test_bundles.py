@@ -1,4 +1,4 @@
-"""How many frames go out together."""
+"""How many frames go out together, and what open batches wait for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.values.limits import BUNDLE_BYTES_MAX
+from danube_fast.client.values.limits import BUNDLE_BYTES_MAX, BUSY_FRAMES
 from danube_fast.frame.bundle import bundle_bytes
-from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
+from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, HEADER_BYTES
 
 FRAME_BYTES = 60_000
 
@@ -72,3 +72,130 @@ def test_without_such_a_limit_a_bundle_has_the_clients_own():
     sent = sizes({}, 40)
     assert max(sent) <= BUNDLE_BYTES_MAX
     assert len(sent) == -(-40 // (BUNDLE_BYTES_MAX // FRAME_BYTES))
+
+
+MS = 1_000_000
+LINGER_NS = 200_000
+
+
+class Lane(SimpleNamespace):
+    """A lane that counts how often it sends what is open."""
+
+    __hash__ = object.__hash__
+    can_pack = False  # so that `_send_joint` has nothing to do for it
+
+    @property
+    def joins(self) -> bool:
+        return self.is_plain
+
+    def push(self) -> None:
+        self.pushes += 1
+
+    def acked(self, sending: Any, offset: int) -> None:
+        self.bundler.push_acked(self)
+
+
+class Rig:
+    """A bundler, its clock, and lanes."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.armed_ns: int | None = None
+        clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns, wall_ns=lambda: 0)
+        pump = SimpleNamespace(arm=self.arm, clock=clock, try_drain=lambda: None)
+        channel: Any = Channel(pump=pump, limits={}, sizes=[])
+        self.bundler = Bundler(channel)
+
+    def arm(self, _: Any, due_ns: int) -> None:
+        self.armed_ns = due_ns
+
+    def lane(self, ack_class: str = "fsync", *, is_plain: bool = False) -> Any:
+        return Lane(bundler=self.bundler, ack_class=ack_class, is_plain=is_plain, pushes=0)
+
+    def send(self, frames: int = 1, ack_class: str = "fsync") -> int:
+        """Send a bundle; its request."""
+        gathers = self.bundler.gather()
+        for _ in range(frames):
+            one = sending()
+            one.lane = self.lane(ack_class)
+            one.lane.partition_id, one.frame_bytes = 7, HEADER_BYTES
+            one.frame = lambda: bytes(HEADER_BYTES)
+            self.bundler.send(one)
+        assert gathers
+        self.bundler.release()
+        return max(self.bundler.on_way)
+
+    def answer(self, *requests: int) -> None:
+        entries = [(request, [0, 0] * len(self.bundler.on_way[request])) for request in requests]
+        self.bundler.settle(entries, {})
+
+
+def test_what_is_held_goes_when_the_newest_bundle_of_then_is_answered():
+    rig = Rig()
+    first, newest = rig.send(), rig.send()
+    held = rig.lane()
+    rig.bundler.linger(held, 0, LINGER_NS)
+    rig.send(), rig.send()  # threads that publish, say: there is always something unanswered
+    rig.answer(first)
+    assert held.pushes == 0
+    assert rig.armed_ns == 2 * MS, "the timer thread looks for the answer"
+    rig.answer(newest)
+    assert held.pushes == 1
+    assert len(rig.bundler.on_way) == 2
+
+
+def test_an_ack_class_does_not_wait_for_another():
+    rig = Rig()
+    for _ in range(3):
+        rig.send()
+    other = rig.lane("os")
+    assert rig.bundler.is_busy("fsync") and not rig.bundler.is_busy("os")
+    rig.bundler.linger(other, 0, LINGER_NS)
+    assert rig.armed_ns == LINGER_NS
+    rig.now_ns = LINGER_NS
+    rig.bundler.keep_time(rig.now_ns)
+    assert other.pushes == 1
+
+
+@pytest.mark.parametrize("frames", [BUSY_FRAMES - 1, BUSY_FRAMES])
+def test_a_bundle_of_many_frames_is_enough_to_be_held_for(frames):
+    rig = Rig()
+    request = rig.send(frames)
+    lane = rig.lane()
+    rig.bundler.linger(lane, 0, LINGER_NS)
+    rig.bundler.keep_time(LINGER_NS)
+    assert lane.pushes == (1 if frames < BUSY_FRAMES else 0)
+    rig.answer(request)
+    assert lane.pushes == 1
+
+
+def test_lanes_that_went_in_different_bundles_come_together(monkeypatch):
+    rig = Rig()
+    together: list[list[Any]] = []
+    monkeypatch.setattr(rig.bundler, "_send_joint", lambda lanes: together.append(list(lanes)))
+    plain, waited_for = rig.lane(is_plain=True), rig.lane()
+    one = rig.send()
+    rig.bundler.on_way[one][0].lane = plain
+    another = rig.send()
+    rig.bundler.on_way[another][0].lane = waited_for
+    newest = rig.send(BUSY_FRAMES)
+    held = rig.lane(is_plain=True)
+    rig.bundler.linger(held, 0, LINGER_NS)
+    rig.answer(one)
+    assert together == [], "it waits for the others"
+    rig.answer(another)
+    assert waited_for.pushes == 1, "a call waits for what this lane has open"
+    rig.answer(newest)
+    assert [sorted(map(id, lanes)) for lanes in together] == [sorted([id(plain), id(held)])]
+
+
+def test_what_was_held_for_a_session_that_was_lost_goes_with_the_next_tick():
+    rig = Rig()
+    rig.send(), rig.send()
+    held, gone = rig.lane(), rig.lane()
+    rig.bundler.linger(held, 0, LINGER_NS)
+    rig.bundler.linger(gone, 0, LINGER_NS)
+    rig.bundler.forget(gone)
+    rig.bundler.clear()
+    rig.bundler.on_time(2 * MS)
+    assert (held.pushes, gone.pushes) == (1, 0)

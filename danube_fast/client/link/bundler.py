@@ -2,17 +2,20 @@
 
     lanes with something open --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
-A batch that lingers while the connection has many bundles unanswered waits for the next answer: the
-more there is to do, the more goes into one bundle, and no application has to choose a linger. A thread
-that sends keeps the time itself; the timer thread only steps in when it stops sending.
+A batch that lingers while much of its ack class is unanswered is held until the newest of those bundles is
+answered: the more there is to do, the more goes into one bundle, and no application has to choose a linger.
+Bundles that are sent meanwhile do not put it off. A thread that sends keeps the time itself; the timer thread
+only steps in when it stops sending.
 
 All methods are called under the pump's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+import msgspec
 
 from danube_fast.client.link.buffers import FRAME_AT, Sender, Sending
 from danube_fast.client.link.joint import join
@@ -22,6 +25,7 @@ from danube_fast.client.values.limits import (
     ANSWER_TICK_NS,
     BUNDLE_BYTES_MAX,
     BUSY_BUNDLES,
+    BUSY_FRAMES,
     DRAIN_NS,
     FOREVER_NS,
 )
@@ -57,18 +61,26 @@ class Channel(Protocol):
         """Send an encoded PUBLISH and its bundle."""
 
 
+class _Held(msgspec.Struct, eq=False):
+    """Lanes of one ack class whose open batches go when `request` is answered."""
+
+    request: int
+    lanes: dict[Sender, None]
+
+
 class Bundler:
     """Lanes that wait, frames that are gathered, and bundles that are not answered yet."""
 
     def __init__(self, connection: Channel) -> None:
         self._connection = connection
         self._pump = connection.pump
-        self._waiting: dict[Sender, None] = {}
+        self._lingering: dict[Sender, None] = {}
+        self._held: dict[str, _Held] = {}
+        """What waits for an answer, by ack class."""
         self._acked: dict[Sender, None] = {}
         """Lanes whose acks let go what is open, once all answers are read."""
         self._due_ns = FOREVER_NS
-        self._overdue = False
-        """The linger was over while the connection was busy."""
+        """When the first linger is over."""
         self._gathered: dict[Sending, None] | None = None
         self._drained_ns = 0
         self.look_ns = 0
@@ -76,24 +88,49 @@ class Bundler:
         self.on_way: dict[int, list[Sending]] = {}
         """Frames of each unanswered PUBLISH, by request."""
 
-    @property
-    def is_busy(self) -> bool:
+    def is_busy(self, ack_class: str) -> bool:
         """Whether what may wait should wait for an answer."""
-        return len(self.on_way) >= BUSY_BUNDLES
+        return self._newest(ack_class) is not None
+
+    def _newest(self, ack_class: str) -> int | None:
+        """Return the newest unanswered bundle of a class, if there is much of that class unanswered."""
+        newest, bundles = None, 0
+        for request, sendings in reversed(self.on_way.items()):
+            if sendings[0].lane.ack_class == ack_class:
+                newest = request if newest is None else newest
+                bundles += 1
+                if bundles >= BUSY_BUNDLES or len(sendings) >= BUSY_FRAMES:
+                    return newest
+        return None
 
     # ------------------------------------------------------------ lanes that wait
 
     def linger(self, lane: Sender, now_ns: int, linger_ns: int) -> None:
         """Send the open batch of `lane`, which has just begun, when it has lingered."""
-        self._waiting[lane] = None
-        if self._overdue:
+        if self._hold(lane):
             return
-        if self.is_busy:
-            self._wait_for_answer(now_ns)
-        elif now_ns + linger_ns < self._due_ns:
+        self._lingering[lane] = None
+        if now_ns + linger_ns < self._due_ns:
             self._due_ns = now_ns + linger_ns
             self.look_ns = min(self.look_ns, self._due_ns)
             self._pump.arm(self, self._due_ns)
+
+    def _hold(self, lane: Sender) -> bool:
+        """Hold a lane until an answer comes, if much of its class is unanswered; whether it is held. The timer
+        thread looks for the answer if no other thread does."""
+        held = self._held.get(lane.ack_class)
+        if held is None:
+            newest = self._newest(lane.ack_class)
+            if newest is None:
+                return False
+            held = self._held[lane.ack_class] = _Held(newest, {})
+            self.look_for_answers()
+        held.lanes[lane] = None
+        return True
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._held or self._lingering)
 
     def keep_time(self, now_ns: int) -> None:
         """Look for answers now and then, and send what has lingered; called by threads that send."""
@@ -101,34 +138,29 @@ class Bundler:
             self._drained_ns = now_ns
             self._pump.try_drain()
         if now_ns >= self._due_ns:
-            self._send_waiting_unless_busy(now_ns)
+            self._send_all(self._take_lingered)
         self.look_ns = min(self._due_ns, self._drained_ns + DRAIN_NS)
-
-    def _wait_for_answer(self, now_ns: int) -> None:
-        """Send nothing before the next answer; the timer thread looks for it if no other thread does."""
-        self._overdue, self._due_ns = True, FOREVER_NS
-        self._pump.arm(self, now_ns + ANSWER_TICK_NS)
 
     def forget(self, lane: Sender) -> None:
         """Drop a lane that leaves this connection."""
-        self._waiting.pop(lane, None)
+        self._lingering.pop(lane, None)
+        for held in self._held.values():
+            held.lanes.pop(lane, None)
 
-    def _send_waiting_unless_busy(self, now_ns: int) -> None:
-        if self.is_busy:
-            self._wait_for_answer(now_ns)
-        else:
-            self._send_waiting()
+    def _take_lingering(self) -> dict[Sender, None]:
+        lingering, self._lingering = self._lingering, {}
+        self._due_ns = FOREVER_NS
+        return lingering
 
-    def _send_waiting(self) -> None:
-        """Send everything that waits."""
-        waiting, self._waiting = self._waiting, {}
-        self._due_ns, self._overdue = FOREVER_NS, False
-        self._send_all(waiting)
+    def _take_lingered(self) -> list[Sender]:
+        """Take what has lingered, but for what is held for an answer."""
+        return [lane for lane in self._take_lingering() if not self._hold(lane)]
 
-    def _send_all(self, lanes: Iterable[Sender]) -> None:
-        """Send what is open in these lanes, in as few bundles as may be."""
+    def _send_all(self, take: Callable[[], Iterable[Sender]]) -> None:
+        """Send what is open in the lanes that `take` takes out, in as few bundles as may be."""
         joint: dict[str, list[Sender]] = {}
         try:
+            lanes = take()
             gathers = self.gather()
             try:
                 for lane in lanes:
@@ -168,21 +200,31 @@ class Bundler:
 
     def answered(self) -> None:
         """Send what waited for the answers that were just read."""
+        if self._acked or self._waits:
+            self._send_all(self._take_answered)
+
+    def _take_answered(self) -> dict[Sender, None]:
+        lanes: dict[Sender, None] = {}
+        released = [name for name, held in self._held.items() if held.request not in self.on_way]
+        for ack_class in released:
+            lanes.update(self._held.pop(ack_class).lanes)
         acked, self._acked = self._acked, {}
-        if self._waiting and (self._overdue or not self.on_way) and not self.is_busy:
-            self._waiting.update(acked)
-            self._send_waiting()
-        elif acked:
-            self._send_all(acked)
+        for lane in acked:
+            # so that lanes which went in different bundles come together
+            if lane.ack_class in released or not lane.joins or not self._hold(lane):
+                lanes[lane] = None
+        if self._lingering and (lanes or not self.on_way):
+            lanes.update(self._take_lingering())
+        return lanes
 
     def on_time(self, now_ns: int) -> None:
         """Send batches whose linger is over, or that waited for an answer of a session that was lost. The
         sockets have just been read."""
-        if self._overdue or now_ns >= self._due_ns:
-            self._send_waiting_unless_busy(now_ns)
+        self.answered()
+        if now_ns >= self._due_ns:
+            self._send_all(self._take_lingered)
         if self.on_way:
-            tick_ns = ANSWER_TICK_NS if self._overdue else ACK_TICK_NS
-            self._pump.arm(self, min(self._due_ns, now_ns + tick_ns))
+            self.look_for_answers()
 
     # ------------------------------------------------------------ frames that go out
 
@@ -254,11 +296,12 @@ class Bundler:
 
     def look_for_answers(self) -> None:
         """Let the timer thread look for answers now and then, if no other thread does."""
-        self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + ACK_TICK_NS))
+        tick_ns = ANSWER_TICK_NS if self._held else ACK_TICK_NS
+        self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + tick_ns))
 
     def settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
         """Hand frames their answers, as PUBLISHED has them."""
-        if len(entries) == 1 and not texts and not self._waiting and len(entries[0][1]) == 2:
+        if len(entries) == 1 and not texts and not self._waits and len(entries[0][1]) == 2:
             request, (status, offset) = entries[0]
             self.settle_one(request, status, offset)
             return
@@ -273,7 +316,7 @@ class Bundler:
 
     def settle_one(self, request: int, status: int, offset: int) -> None:
         """Hand the frame of a PUBLISH with one its answer."""
-        if self._waiting:
+        if self._waits:
             self.settle([(request, [status, offset])], {})
             return
         for sending in self.on_way.pop(request, ()):

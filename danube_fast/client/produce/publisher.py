@@ -167,7 +167,7 @@ class Publisher(StraightWay):
     def _appended(self, lane: Lane) -> None:
         """Send what is open in `lane`, which is more now, at once or later."""
         bundler = lane.connection.bundler
-        if not (lane.is_minded or lane.unacked or bundler.is_busy):
+        if not (lane.is_minded or lane.unacked or bundler.is_busy(lane.ack_class)):
             lane.push()
             return
         # what is open while something is unacked goes with its ack

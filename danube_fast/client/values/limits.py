@@ -79,7 +79,10 @@ PRODUCERS_CACHED_MAX = 1024
 REPLIERS_MAX = 256
 """Producers kept open on the reply topics of others, likewise."""
 BUSY_BUNDLES = 2
-"""A connection with so many unanswered bundles is busy: one is being synced, one is being read."""
+"""With so many unanswered bundles of one ack class open batches wait for an answer: one is being synced, one is
+being read."""
+BUSY_FRAMES = 16
+"""So many unanswered frames in one bundle are as good as another bundle."""
 BUNDLE_BYTES_MAX = 1024 * 1024
 """Frames of many partitions that go out together; more make another bundle, or fewer where the broker's
 own limit is smaller."""
