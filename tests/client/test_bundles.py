@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import danube_fast
 from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.values.limits import BUNDLE_BYTES_MAX, BUSY_FRAMES
+from danube_fast.client.values.limits import BUNDLE_BYTES_MAX, BUSY_FRAMES, FOREVER_NS
 from danube_fast.frame.bundle import bundle_bytes
+from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, HEADER_BYTES
+from tests.client.test_publish import TOPIC, stored
 
 FRAME_BYTES = 60_000
 
@@ -100,9 +104,11 @@ class Rig:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.armed_ns: int | None = None
+        self.armed_ns = FOREVER_NS
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns, wall_ns=lambda: 0)
-        pump = SimpleNamespace(arm=self.arm, clock=clock, try_drain=lambda: None)
+        pump = SimpleNamespace(
+            arm=self.arm, disarm=lambda _: self.arm(_, FOREVER_NS), clock=clock, try_drain=lambda: None
+        )  # fmt: skip
         channel: Any = Channel(pump=pump, limits={}, sizes=[])
         self.bundler = Bundler(channel)
 
@@ -189,13 +195,132 @@ def test_lanes_that_went_in_different_bundles_come_together(monkeypatch):
     assert [sorted(map(id, lanes)) for lanes in together] == [sorted([id(plain), id(held)])]
 
 
-def test_what_was_held_for_a_session_that_was_lost_goes_with_the_next_tick():
+def test_a_session_that_was_lost_leaves_nothing_behind():
+    """Every lane sends anew in the next one, even if an interrupt ended what gathered frames."""
     rig = Rig()
     rig.send(), rig.send()
+    rig.bundler.linger(rig.lane(), 0, LINGER_NS)
+    rig.bundler.linger(rig.lane("os"), 0, LINGER_NS)
+    assert rig.bundler.gather()
+    rig.bundler.clear()
+    assert rig.armed_ns == FOREVER_NS
+    rig.bundler.on_time(LINGER_NS)
+    sent = len(rig.bundler._connection.sizes)
+    rig.send()
+    assert len(rig.bundler._connection.sizes) == sent + 1
+
+
+def test_a_lane_that_left_is_not_sent_from():
+    rig = Rig()
+    requests = [rig.send(), rig.send()]
     held, gone = rig.lane(), rig.lane()
     rig.bundler.linger(held, 0, LINGER_NS)
     rig.bundler.linger(gone, 0, LINGER_NS)
     rig.bundler.forget(gone)
-    rig.bundler.clear()
-    rig.bundler.on_time(2 * MS)
+    rig.answer(*requests)
     assert (held.pushes, gone.pushes) == (1, 0)
+
+
+def test_a_long_linger_does_not_put_off_the_look_for_answers():
+    rig = Rig()
+    rig.send(), rig.send()
+    rig.bundler.linger(rig.lane(), 0, LINGER_NS)
+    assert rig.armed_ns == 2 * MS
+    rig.bundler.linger(rig.lane("os"), 0, 1000 * MS)
+    assert rig.armed_ns <= 2 * MS
+
+
+def test_what_an_interrupt_left_unarmed_is_armed_by_the_next():
+    rig = Rig()
+    requests = [rig.send(), rig.send()]
+    rig.armed_ns = FOREVER_NS
+    arm = rig.bundler._pump.arm
+
+    def struck(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    rig.bundler._pump.arm = struck
+    with pytest.raises(KeyboardInterrupt):
+        rig.bundler.linger(rig.lane(), 0, LINGER_NS)
+    rig.bundler._pump.arm = arm
+    other = rig.lane()
+    rig.bundler.linger(other, 0, LINGER_NS)
+    assert rig.armed_ns == 2 * MS
+    rig.answer(*requests)
+    assert other.pushes == 1
+
+
+def test_a_long_queue_of_another_class_is_not_looked_through():
+    rig = Rig()
+    first = rig.send(BUSY_FRAMES)
+    for _ in range(100):
+        rig.send(ack_class="os")
+    looked: list[int] = []
+    rig.bundler.on_way = CountedDict(rig.bundler.on_way, looked)
+    assert not rig.bundler.is_busy("fsync") and first in rig.bundler.on_way
+    assert len(looked) <= 65
+
+
+class CountedDict(dict[int, Any]):
+    """A dict that counts the items that are looked at, from its end on."""
+
+    def __init__(self, items: dict[int, Any], looked: list[int]) -> None:
+        super().__init__(items)
+        self.looked = looked
+
+    def items(self) -> Any:
+        return CountedItems(self)
+
+
+class CountedItems:
+    """Its items."""
+
+    def __init__(self, owner: CountedDict) -> None:
+        self.owner = owner
+
+    def __reversed__(self) -> Any:
+        for request in reversed(self.owner):
+            self.owner.looked.append(request)
+            yield request, self.owner[request]
+
+
+def test_a_partition_for_which_the_window_had_no_room_goes_on_with_the_acks_of_others(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """Nothing of its own is unacked, so no ack of its own lets it go."""
+    producer = client.producer(TOPIC, partitions=2, window_bytes_max=65_536)
+    keys = {key_hash(b"%d" % number) % 2: b"%d" % number for number in range(20)}
+    broker.hold_acks = True
+    producer.send(bytes(65_500), key=keys[0])
+    producer.send(b"quiet", key=keys[1])
+    broker.wait("what fills the window", lambda: len(stored(broker)) == 1)
+    broker.hold_acks = False
+    broker.release_acks()
+    broker.wait("the other partition", lambda: len(stored(broker)) == 2)
+
+
+@pytest.mark.parametrize("name", ["_hold", "_newest"])
+def test_what_an_interrupt_left_open_goes_with_the_next_message(
+    broker: Any, client: danube_fast.Client, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It strikes as the open batch is to wait for answers of others."""
+    producer, other = client.producer(TOPIC), client.producer("/default/other")
+    strikes, original = [1], getattr(Bundler, name)
+
+    def struck(*arguments: Any) -> Any:
+        if strikes and threading.current_thread() is threading.main_thread():
+            strikes.pop()
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    broker.hold_acks = True
+    other.send(b"unanswered")
+    broker.wait("what is unanswered", lambda: len(stored(broker, "/default/other")) == 1)
+    monkeypatch.setattr(Bundler, "is_busy", lambda *_: True)
+    monkeypatch.setattr(Bundler, name, struck)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send(b"first")
+    producer.send(b"second")
+    broker.hold_acks = False
+    broker.release_acks()
+    broker.wait("both messages", lambda: stored(broker) == [b"first", b"second"])

@@ -142,6 +142,9 @@ class Sender(Protocol):
     def push(self) -> bool:
         """Send what is open, if anything is, as far as the window allows."""
 
+    def push_soon(self) -> None:
+        """Send what is open, now or when all answers are read that are being read."""
+
     def answered(self, sending: Sending, status: int, offset: int, text: str) -> None:
         """Take the broker's answer to one frame."""
 

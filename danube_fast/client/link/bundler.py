@@ -13,6 +13,7 @@ All methods are called under the pump's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -35,6 +36,8 @@ from danube_fast.net.protocol import Publish, Status, encode
 
 __all__ = ["Bundler"]
 
+_LOOKED_AT_MAX = 64
+"""So many unanswered bundles, the newest ones, are looked at for what a batch has to wait for."""
 _DUPLICATE = int(Status.DUPLICATE)
 _GATHERED = -1
 """Request number of a frame that goes out as soon as all are gathered."""
@@ -95,7 +98,7 @@ class Bundler:
     def _newest(self, ack_class: str) -> int | None:
         """Return the newest unanswered bundle of a class, if there is much of that class unanswered."""
         newest, bundles = None, 0
-        for request, sendings in reversed(self.on_way.items()):
+        for request, sendings in islice(reversed(self.on_way.items()), _LOOKED_AT_MAX):
             if sendings[0].lane.ack_class == ack_class:
                 newest = request if newest is None else newest
                 bundles += 1
@@ -113,7 +116,11 @@ class Bundler:
         if now_ns + linger_ns < self._due_ns:
             self._due_ns = now_ns + linger_ns
             self.look_ns = min(self.look_ns, self._due_ns)
-            self._pump.arm(self, self._due_ns)
+            self.look_for_answers()
+
+    def _arm(self, tick_ns: int) -> None:
+        """Let the timer thread look for answers that soon, and for a linger that is over."""
+        self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + tick_ns))
 
     def _hold(self, lane: Sender) -> bool:
         """Hold a lane until an answer comes, if much of its class is unanswered; whether it is held. The timer
@@ -123,10 +130,19 @@ class Bundler:
             newest = self._newest(lane.ack_class)
             if newest is None:
                 return False
+            self._arm(ANSWER_TICK_NS)
             held = self._held[lane.ack_class] = _Held(newest, {})
-            self.look_for_answers()
         held.lanes[lane] = None
         return True
+
+    def _free(self, lanes: Iterable[Sender], free: set[str]) -> list[Sender]:
+        """Hold what is to be held of `lanes`, and return the others; classes in `free` are not looked at."""
+        found = []
+        for lane in lanes:
+            if lane.ack_class in free or not self._hold(lane):
+                free.add(lane.ack_class)
+                found.append(lane)
+        return found
 
     @property
     def _waits(self) -> bool:
@@ -154,7 +170,7 @@ class Bundler:
 
     def _take_lingered(self) -> list[Sender]:
         """Take what has lingered, but for what is held for an answer."""
-        return [lane for lane in self._take_lingering() if not self._hold(lane)]
+        return self._free(self._take_lingering(), set())
 
     def _send_all(self, take: Callable[[], Iterable[Sender]]) -> None:
         """Send what is open in the lanes that `take` takes out, in as few bundles as may be."""
@@ -179,6 +195,9 @@ class Bundler:
 
     def _send_joint(self, lanes: list[Sender]) -> None:
         clock = self._pump.clock
+        for lane in lanes:
+            if not lane.can_pack:
+                lane.push()  # nothing goes; the lane minds that
         while lanes := [lane for lane in lanes if lane.can_pack]:
             sendings = join(lanes, self._bundle_bytes_max, clock.wall_ns())
             if not sendings:
@@ -205,14 +224,13 @@ class Bundler:
 
     def _take_answered(self) -> dict[Sender, None]:
         lanes: dict[Sender, None] = {}
-        released = [name for name, held in self._held.items() if held.request not in self.on_way]
+        released = {name for name, held in self._held.items() if held.request not in self.on_way}
         for ack_class in released:
             lanes.update(self._held.pop(ack_class).lanes)
         acked, self._acked = self._acked, {}
-        for lane in acked:
-            # so that lanes which went in different bundles come together
-            if lane.ack_class in released or not lane.joins or not self._hold(lane):
-                lanes[lane] = None
+        lanes.update((lane, None) for lane in acked if not lane.joins)
+        # The others may wait, so that lanes which went in different bundles come together.
+        lanes.update(dict.fromkeys(self._free((lane for lane in acked if lane.joins), released)))
         if self._lingering and (lanes or not self.on_way):
             lanes.update(self._take_lingering())
         return lanes
@@ -296,8 +314,7 @@ class Bundler:
 
     def look_for_answers(self) -> None:
         """Let the timer thread look for answers now and then, if no other thread does."""
-        tick_ns = ANSWER_TICK_NS if self._held else ACK_TICK_NS
-        self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + tick_ns))
+        self._arm(ANSWER_TICK_NS if self._held else ACK_TICK_NS)
 
     def settle(self, entries: list[tuple[int, list[int]]], texts: dict[int, str]) -> None:
         """Hand frames their answers, as PUBLISHED has them."""
@@ -351,5 +368,11 @@ class Bundler:
         }
 
     def clear(self) -> None:
-        """Forget what was on its way in the session before."""
+        """Forget what was on its way in the session before, and what waited: every lane sends anew."""
+        self._held.clear()
+        self._lingering.clear()
+        self._acked.clear()
+        self._gathered = None  # which an interrupt may have left
+        self._due_ns = FOREVER_NS
         self.on_way.clear()
+        self._pump.disarm(self)

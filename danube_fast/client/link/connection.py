@@ -266,11 +266,7 @@ class Connection:
     def fail(self, error: DanubeError) -> None:
         """End: one side refuses the other for good (wrong protocol version, not authorized, a wrong key, ...)."""
         self.state, self.failure = State.FAILED, error
-        self._heartbeat.forget()
-        self.pump.disarm(self)
-        self._drop_port(0)
-        for call in list(self.calls.values()):
-            self._finish(call, None, error)
+        self._stop(0)
         for user in tuple(self.users):
             user.on_failure(error)
 
@@ -486,13 +482,17 @@ class Connection:
         """Close the socket; every open request ends with Unavailable."""
         if self.state is State.CLOSED:
             return
-        self.state = State.CLOSED
+        self.state, self.failure = State.CLOSED, Unavailable("the client was closed; connect again")
+        self._stop(_BYE_LINGER_MS)
+
+    def _stop(self, linger_ms: int) -> None:
+        """Close the port; requests end, and nothing is waited for any more."""
         self._heartbeat.forget()
-        self.failure = Unavailable("the client was closed; connect again")
+        self.bundler.clear()
+        self.pump.disarm(self)
+        self._drop_port(linger_ms)
         for call in list(self.calls.values()):
             self._finish(call, None, self.failure)
-        self.pump.disarm(self)
-        self._drop_port(_BYE_LINGER_MS)
 
     def after_fork(self) -> None:
         """Let the worker see the end of the parent, in a forked child."""

@@ -10,8 +10,8 @@ frames behind it their new numbers, and sends on from there. After a lost sessio
 broker's next sequence first; frames that the broker has already are acked as duplicates at their
 original offsets.
 
-The broker knows a producer by its name alone. So at the end the name may stand for another lane of this
-client, one that took over: then nothing is to be closed.
+The broker knows a producer by its name alone. At the end it may stand for another lane of this client, one that
+took over: then nothing is to be closed.
 
 All methods are called under the pump's lock.
 """
@@ -211,6 +211,8 @@ class Lane(LaneState):
                 self.connection.reset()  # an interrupt: what was packed is perhaps not sent
                 raise
         is_left = self.is_minded = not self.is_empty
+        if is_left and self.opened and not self.unacked:
+            self.producer.starved[self] = None
         return not is_left
 
     def _pack_open(self) -> None:
@@ -303,7 +305,11 @@ class Lane(LaneState):
         if self.on_way == 0 and self.phase is _PAUSED:
             self._recover()
         elif (self.plain or self.batch.payloads) and (not unacked or self.batch.urgent):
-            self.connection.bundler.push_acked(self)
+            self.push_soon()
+
+    def push_soon(self) -> None:
+        """Send what is open, now or when all answers are read that are being read."""
+        self.connection.bundler.push_acked(self)
 
     def _recover(self) -> None:
         """Go on after a refusal, when everything that was sent has been answered."""
@@ -424,17 +430,12 @@ class Lane(LaneState):
     def _close_at_broker(self, producer_id: int) -> Call | None:
         """Close the producer; the call to wait for, None if another lane has the name."""
         connection = self.connection
-        if any(user is not self and self._is_of_same_name(user) for user in connection.users):
+        others = (user for user in connection.users if isinstance(user, Lane) and user is not self)
+        mine = self.partition_id, self.producer.name
+        if mine in ((lane.partition_id, lane.producer.name) for lane in others):
             return None
         command = CloseProducer(connection.next_request(), self.partition_id, producer_id)
         return connection.call(Call(command, OnLoss.FORGET))
-
-    def _is_of_same_name(self, user: object) -> bool:
-        return (
-            isinstance(user, Lane)
-            and user.partition_id == self.partition_id
-            and user.producer.name == self.producer.name
-        )
 
     def _close_when_opened(self, call: Call) -> None:
         """Close what an OPEN_PRODUCER has opened that was on its way at the end."""

@@ -173,8 +173,8 @@ class Publisher(StraightWay):
         # what is open while something is unacked goes with its ack
         now_ns = self.pump.clock.monotonic_ns()
         if not lane.is_minded:
-            lane.is_minded = True
             bundler.linger(lane, now_ns, self._linger_ns)
+            lane.is_minded = True  # only now: an interrupt in there must not leave it behind
         if now_ns >= bundler.look_ns:
             bundler.keep_time(now_ns)
 

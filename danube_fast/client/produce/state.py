@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 from danube_fast.client.link.answers import Ticket
-from danube_fast.client.link.buffers import Buffers, Sending
+from danube_fast.client.link.buffers import Buffers, Sender, Sending
 from danube_fast.client.produce.outgoing import Outgoing, Packer
 from danube_fast.client.topics.routes import Routes, Topic
 from danube_fast.client.values.limits import CLIENT_WINDOW_BYTES
@@ -38,7 +38,7 @@ class ProducerState:
 
     __slots__ = (
         "_errors", "_last", "_refusal", "_route", "_routes", "_window_bytes", "ack_class", "acked_messages", "name",
-        "packer", "pump", "timeout_ns", "unacked_bytes",
+        "packer", "pump", "starved", "timeout_ns", "unacked_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,8 @@ class ProducerState:
         self.timeout_ns = options.timeout_ns
         self.packer = Packer(buffers.pool(options.batch_bytes), options.codec)
         self.unacked_bytes = 0
+        self.starved: dict[Sender, None] = {}
+        """Lanes with nothing unacked for whose open messages the window had no room."""
         self.acked_messages = 0
         self._routes = routes
         self._route = route
@@ -85,6 +87,8 @@ class ProducerState:
         """Lane: release a frame that is acked or given up, and tell its callbacks."""
         self.unacked_bytes -= sending.frame_bytes
         self.pump.unacked_bytes -= sending.frame_bytes
+        if self.starved and self.window_open:
+            self._feed(sending.lane)
         self.packer.pool.give_back(sending.buffer)
         error, count, last = sending.error, sending.message_count, None
         if error is None:
@@ -100,6 +104,13 @@ class ProducerState:
             told += self._tell(call, done, error)
         if error is not None and told < count:
             self._note_error(topic, sending.base_sequence, count, error)
+
+    def _feed(self, acked: Sender) -> None:
+        """Let lanes send that no ack of their own lets go, unlike `acked`."""
+        starved, self.starved = self.starved, {}
+        for lane in starved:
+            if lane is not acked:
+                lane.push_soon()
 
     def batch_dropped(self, topic: str, sequence: int, batch: Outgoing, error: DanubeError) -> None:
         """Lane: give messages up that were never packed, and would have had numbers from `sequence` on."""
