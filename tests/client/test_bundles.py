@@ -11,7 +11,13 @@ import pytest
 import danube_fast
 from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.bundler import Bundler
-from danube_fast.client.values.limits import BUNDLE_BYTES_MAX, BUSY_FRAMES, FOREVER_NS
+from danube_fast.client.values.limits import (
+    BUNDLE_BYTES_MAX,
+    BUSY_FRAMES,
+    FOREVER_NS,
+    FRAME_NS,
+    GATHER_NS_MAX,
+)
 from danube_fast.frame.bundle import bundle_bytes
 from danube_fast.frame.hash import key_hash
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES, HEADER_BYTES
@@ -171,6 +177,36 @@ def test_a_bundle_of_many_frames_is_enough_to_be_held_for(frames):
     rig.bundler.linger(lane, 0, LINGER_NS)
     rig.bundler.keep_time(LINGER_NS)
     assert lane.pushes == (1 if frames < BUSY_FRAMES else 0)
+    rig.now_ns = frames * FRAME_NS
+    rig.answer(request)
+    assert lane.pushes == 1
+
+
+def test_batches_are_gathered_for_as_long_as_frames_on_the_way_cost():
+    rig = Rig()
+    rig.send()  # alone, as `publish()` sends
+    request = rig.send(40)
+    first, late = rig.lane(), rig.lane()
+    rig.bundler.linger(first, 0, LINGER_NS)
+    rig.answer(1, request)
+    assert rig.bundler.is_busy("fsync") and not rig.bundler.on_way
+    rig.bundler.linger(late, 0, LINGER_NS)
+    rig.now_ns = 40 * FRAME_NS - 1
+    rig.bundler.on_time(rig.now_ns)
+    assert (first.pushes, late.pushes) == (0, 0)
+    assert rig.armed_ns == rig.now_ns + 2 * MS
+    rig.now_ns += 1
+    rig.bundler.keep_time(rig.now_ns)
+    assert (first.pushes, late.pushes) == (1, 1)
+    assert not rig.bundler.is_busy("fsync")
+
+
+def test_no_batch_is_gathered_for_long():
+    rig = Rig()
+    request = rig.send(10_000)
+    lane = rig.lane()
+    rig.bundler.linger(lane, 0, LINGER_NS)
+    rig.now_ns = GATHER_NS_MAX
     rig.answer(request)
     assert lane.pushes == 1
 
@@ -191,6 +227,7 @@ def test_lanes_that_went_in_different_bundles_come_together(monkeypatch):
     assert together == [], "it waits for the others"
     rig.answer(another)
     assert waited_for.pushes == 1, "a call waits for what this lane has open"
+    rig.now_ns = BUSY_FRAMES * FRAME_NS
     rig.answer(newest)
     assert [sorted(map(id, lanes)) for lanes in together] == [sorted([id(plain), id(held)])]
 

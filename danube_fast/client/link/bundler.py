@@ -3,8 +3,8 @@
     lanes with something open --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
 A batch that lingers while much of its ack class is unanswered is held until the newest of those bundles is
-answered: the more there is to do, the more goes into one bundle, and no application has to choose a linger.
-Bundles that are sent meanwhile do not put it off. A thread that sends keeps the time itself; the timer thread
+answered, and for as long as their frames cost: the more there is to do, the more goes into one frame and one
+bundle, and no application has to choose a linger. Bundles that are sent meanwhile do not put it off. A thread that sends keeps the time itself; the timer thread
 only steps in when it stops sending.
 
 All methods are called under the pump's lock.
@@ -29,6 +29,8 @@ from danube_fast.client.values.limits import (
     BUSY_FRAMES,
     DRAIN_NS,
     FOREVER_NS,
+    FRAME_NS,
+    GATHER_NS_MAX,
 )
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
@@ -65,9 +67,10 @@ class Channel(Protocol):
 
 
 class _Held(msgspec.Struct, eq=False):
-    """Lanes of one ack class whose open batches go when `request` is answered."""
+    """Lanes of one ack class whose open batches go when `request` is answered and `due_ns` is over."""
 
     request: int
+    due_ns: int
     lanes: dict[Sender, None]
 
 
@@ -93,7 +96,7 @@ class Bundler:
 
     def is_busy(self, ack_class: str) -> bool:
         """Whether what may wait should wait for an answer."""
-        return self._newest(ack_class) is not None
+        return ack_class in self._held or self._newest(ack_class) is not None
 
     def _newest(self, ack_class: str) -> int | None:
         """Return the newest unanswered bundle of a class, if there is much of that class unanswered."""
@@ -131,9 +134,18 @@ class Bundler:
             if newest is None:
                 return False
             self._arm(ANSWER_TICK_NS)
-            held = self._held[lane.ack_class] = _Held(newest, {})
+            due_ns = self._pump.clock.monotonic_ns() + self._cost_ns(lane.ack_class)
+            held = self._held[lane.ack_class] = _Held(newest, due_ns, {})
         held.lanes[lane] = None
         return True
+
+    def _cost_ns(self, ack_class: str) -> int:
+        """Return about how long the unanswered frames of many lanes keep processors busy."""
+        frames = 0
+        for sendings in islice(reversed(self.on_way.values()), _LOOKED_AT_MAX):
+            if len(sendings) > 1 and sendings[0].lane.ack_class == ack_class:
+                frames += len(sendings)
+        return min(frames * FRAME_NS, GATHER_NS_MAX)
 
     def _free(self, lanes: Iterable[Sender], free: set[str]) -> list[Sender]:
         """Hold what is to be held of `lanes`, and return the others; classes in `free` are not looked at."""
@@ -155,6 +167,8 @@ class Bundler:
             self._pump.try_drain()
         if now_ns >= self._due_ns:
             self._send_all(self._take_lingered)
+        if self._held:
+            self.answered()
         self.look_ns = min(self._due_ns, self._drained_ns + DRAIN_NS)
 
     def forget(self, lane: Sender) -> None:
@@ -224,7 +238,12 @@ class Bundler:
 
     def _take_answered(self) -> dict[Sender, None]:
         lanes: dict[Sender, None] = {}
-        released = {name for name, held in self._held.items() if held.request not in self.on_way}
+        now_ns = self._pump.clock.monotonic_ns()
+        released = {
+            name
+            for name, held in self._held.items()
+            if now_ns >= held.due_ns and held.request not in self.on_way
+        }
         for ack_class in released:
             lanes.update(self._held.pop(ack_class).lanes)
         acked, self._acked = self._acked, {}
@@ -241,7 +260,7 @@ class Bundler:
         self.answered()
         if now_ns >= self._due_ns:
             self._send_all(self._take_lingered)
-        if self.on_way:
+        if self.on_way or self._held:
             self.look_for_answers()
 
     # ------------------------------------------------------------ frames that go out
