@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import danube_fast
+from danube_fast.client.link import bundler as bundler_module
 from danube_fast.client.link.buffers import FRAME_AT
 from danube_fast.client.link.bundler import Bundler
 from danube_fast.client.values.limits import (
@@ -182,7 +183,7 @@ def test_a_bundle_of_many_frames_is_enough_to_be_held_for(frames):
     assert lane.pushes == 1
 
 
-def test_batches_are_gathered_for_as_long_as_frames_on_the_way_cost():
+def test_batches_are_gathered_the_longer_the_more_frames_are_on_the_way():
     rig = Rig()
     rig.send()  # alone, as `publish()` sends
     request = rig.send(40)
@@ -236,15 +237,62 @@ def test_a_session_that_was_lost_leaves_nothing_behind():
     """Every lane sends anew in the next one, even if an interrupt ended what gathered frames."""
     rig = Rig()
     rig.send(), rig.send()
-    rig.bundler.linger(rig.lane(), 0, LINGER_NS)
-    rig.bundler.linger(rig.lane("os"), 0, LINGER_NS)
+    held, lingering, acked = rig.lane(), rig.lane("os"), rig.lane()
+    rig.bundler.linger(held, 0, LINGER_NS)
+    rig.bundler.linger(lingering, 0, LINGER_NS)
     assert rig.bundler.gather()
+    rig.bundler.push_acked(acked)
     rig.bundler.clear()
     assert rig.armed_ns == FOREVER_NS
-    rig.bundler.on_time(LINGER_NS)
+    rig.now_ns = GATHER_NS_MAX
+    rig.bundler.on_time(rig.now_ns)
+    assert (held.pushes, lingering.pushes, acked.pushes) == (0, 0, 0)
     sent = len(rig.bundler._connection.sizes)
     rig.send()
     assert len(rig.bundler._connection.sizes) == sent + 1
+
+
+def test_a_lane_for_which_the_window_closes_between_two_bundles_minds_it(monkeypatch):
+    rig = Rig()
+    first, second = rig.lane(is_plain=True), rig.lane(is_plain=True)
+    first.can_pack = second.can_pack = True
+
+    def packed(*_: Any) -> None:
+        first.can_pack = second.can_pack = False
+
+    def join(lanes: Any, *_: Any) -> list[Any]:
+        buffer = SimpleNamespace(view=memoryview(bytes(HEADER_BYTES)))
+        return [Sending(lane=lanes[0], frame_bytes=HEADER_BYTES, frame_at=0, buffer=buffer)]
+
+    first.packed = packed
+    monkeypatch.setattr(bundler_module, "join", join)
+    rig.bundler._send_joint([first, second])
+    assert (len(rig.bundler.on_way), second.pushes) == (1, 1)
+
+
+def fill_window(broker: Any, client: danube_fast.Client) -> danube_fast.Producer:
+    """A producer of two partitions: one has filled the window, the other finds no room."""
+    producer = client.producer(TOPIC, partitions=2, window_bytes_max=65_536)
+    keys = {key_hash(b"%d" % number) % 2: b"%d" % number for number in range(20)}
+    broker.hold_acks = True
+    producer.send(bytes(65_500), key=keys[0])
+    producer.send(b"quiet", key=keys[1])
+    broker.wait("what fills the window", lambda: len(stored(broker)) == 1)
+    return producer
+
+
+def test_a_connection_that_has_failed_is_not_looked_at_any_more(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    """Though what one partition gives up lets the other go."""
+    producer = fill_window(broker, client)
+    pump, connection = client._core.pump, producer._publisher.lanes[0].connection
+    with pump.lock:
+        connection.fail(danube_fast.PermissionDenied("no"))
+        assert not connection.bundler.on_way
+        assert connection.bundler not in pump.armed
+    with pytest.raises(danube_fast.PermissionDenied):
+        producer.close()
 
 
 def test_a_lane_that_left_is_not_sent_from():
@@ -325,15 +373,10 @@ def test_a_partition_for_which_the_window_had_no_room_goes_on_with_the_acks_of_o
     broker: Any, client: danube_fast.Client
 ) -> None:
     """Nothing of its own is unacked, so no ack of its own lets it go."""
-    producer = client.producer(TOPIC, partitions=2, window_bytes_max=65_536)
-    keys = {key_hash(b"%d" % number) % 2: b"%d" % number for number in range(20)}
-    broker.hold_acks = True
-    producer.send(bytes(65_500), key=keys[0])
-    producer.send(b"quiet", key=keys[1])
-    broker.wait("what fills the window", lambda: len(stored(broker)) == 1)
+    fill_window(broker, client)
     broker.hold_acks = False
     broker.release_acks()
-    broker.wait("the other partition", lambda: len(stored(broker)) == 2)
+    broker.wait("the other partition", lambda: len(stored(broker)) == 2, seconds=20)
 
 
 @pytest.mark.parametrize("name", ["_hold", "_newest"])
@@ -360,4 +403,21 @@ def test_what_an_interrupt_left_open_goes_with_the_next_message(
     producer.send(b"second")
     broker.hold_acks = False
     broker.release_acks()
-    broker.wait("both messages", lambda: stored(broker) == [b"first", b"second"])
+    broker.wait("both messages", lambda: stored(broker) == [b"first", b"second"], seconds=20)
+
+
+def test_a_producer_that_is_closed_unacked_gives_its_window_back(
+    broker: Any, client: danube_fast.Client
+) -> None:
+    producer = client.producer(TOPIC)
+    broker.hold_acks = True
+    producer.send(bytes(1000))
+    pump = client._core.pump
+    assert pump.unacked_bytes > 1000
+    with pytest.raises(danube_fast.DeadlineExceeded):
+        producer.close(timeout=0.1)
+    assert pump.unacked_bytes == 0
+    broker.hold_acks = False
+    broker.release_acks()
+    client.producer(TOPIC).publish(b"next")
+    assert pump.unacked_bytes == 0

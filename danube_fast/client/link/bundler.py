@@ -3,9 +3,9 @@
     lanes with something open --linger over, or an answer came--> frames --> one PUBLISH, one bundle
 
 A batch that lingers while much of its ack class is unanswered is held until the newest of those bundles is
-answered, and for as long as their frames cost: the more there is to do, the more goes into one frame and one
-bundle, and no application has to choose a linger. Bundles that are sent meanwhile do not put it off. A thread that sends keeps the time itself; the timer thread
-only steps in when it stops sending.
+answered, and longer the more frames they have: the more there is to do, the more goes into one frame and one
+bundle, and no application has to choose a linger. Bundles that are sent meanwhile do not put it off. A thread
+that sends keeps the time itself; the timer thread only steps in when it stops sending.
 
 All methods are called under the pump's lock.
 """
@@ -126,21 +126,21 @@ class Bundler:
         self._pump.arm(self, min(self._due_ns, self._pump.clock.monotonic_ns() + tick_ns))
 
     def _hold(self, lane: Sender) -> bool:
-        """Hold a lane until an answer comes, if much of its class is unanswered; whether it is held. The timer
-        thread looks for the answer if no other thread does."""
+        """Hold a lane until an answer comes and its time is over, if much of its class is unanswered; whether it is
+        held. The timer thread looks for the answer if no other thread does."""
         held = self._held.get(lane.ack_class)
         if held is None:
             newest = self._newest(lane.ack_class)
             if newest is None:
                 return False
             self._arm(ANSWER_TICK_NS)
-            due_ns = self._pump.clock.monotonic_ns() + self._cost_ns(lane.ack_class)
+            due_ns = self._pump.clock.monotonic_ns() + self._gather_ns(lane.ack_class)
             held = self._held[lane.ack_class] = _Held(newest, due_ns, {})
         held.lanes[lane] = None
         return True
 
-    def _cost_ns(self, ack_class: str) -> int:
-        """Return about how long the unanswered frames of many lanes keep processors busy."""
+    def _gather_ns(self, ack_class: str) -> int:
+        """Return how long to gather for the frames of many lanes that are on the way."""
         frames = 0
         for sendings in islice(reversed(self.on_way.values()), _LOOKED_AT_MAX):
             if len(sendings) > 1 and sendings[0].lane.ack_class == ack_class:
@@ -161,7 +161,8 @@ class Bundler:
         return bool(self._held or self._lingering)
 
     def keep_time(self, now_ns: int) -> None:
-        """Look for answers now and then, and send what has lingered; called by threads that send."""
+        """Look for answers now and then, and send what has lingered or was held for long enough; called by threads
+        that send."""
         if now_ns - self._drained_ns >= DRAIN_NS:
             self._drained_ns = now_ns
             self._pump.try_drain()
@@ -209,10 +210,7 @@ class Bundler:
 
     def _send_joint(self, lanes: list[Sender]) -> None:
         clock = self._pump.clock
-        for lane in lanes:
-            if not lane.can_pack:
-                lane.push()  # nothing goes; the lane minds that
-        while lanes := [lane for lane in lanes if lane.can_pack]:
+        while lanes := self._packable(lanes):
             sendings = join(lanes, self._bundle_bytes_max, clock.wall_ns())
             if not sendings:
                 lanes.pop(0).push()
@@ -223,6 +221,16 @@ class Bundler:
             end = sendings[-1].frame_at + sendings[-1].frame_bytes
             self._publish(sendings, sendings[0].buffer.view[:end])
             del lanes[: len(sendings)]
+
+    @staticmethod
+    def _packable(lanes: list[Sender]) -> list[Sender]:
+        found = []
+        for lane in lanes:
+            if lane.can_pack:
+                found.append(lane)
+            else:
+                lane.push()  # nothing goes; the lane minds that
+        return found
 
     def push_acked(self, lane: Sender) -> None:
         """Send what is open in a lane, now or with those of the other lanes whose answers are being read."""
@@ -255,8 +263,8 @@ class Bundler:
         return lanes
 
     def on_time(self, now_ns: int) -> None:
-        """Send batches whose linger is over, or that waited for an answer of a session that was lost. The
-        sockets have just been read."""
+        """Send batches whose linger is over, and those that were held for long enough. The sockets have just
+        been read."""
         self.answered()
         if now_ns >= self._due_ns:
             self._send_all(self._take_lingered)

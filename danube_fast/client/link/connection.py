@@ -252,8 +252,7 @@ class Connection:
         self.wants_topics = "topics_named" in self.limits
         self._heartbeat.forget()
         self._retry_ns = HANDSHAKE_RETRY_NS
-        first, self._opened = not self._opened, True
-        resumed = command.resumed and not first
+        resumed, self._opened = command.resumed and self._opened, True
         if not resumed:
             self.producer_names.clear()
         self.bundler.clear()
@@ -269,6 +268,7 @@ class Connection:
         self._stop(0)
         for user in tuple(self.users):
             user.on_failure(error)
+        self.bundler.clear()  # what one let go for another
 
     # ------------------------------------------------------------ heartbeats
 
@@ -484,11 +484,11 @@ class Connection:
             return
         self.state, self.failure = State.CLOSED, Unavailable("the client was closed; connect again")
         self._stop(_BYE_LINGER_MS)
+        self.bundler.clear()
 
     def _stop(self, linger_ms: int) -> None:
         """Close the port; requests end, and nothing is waited for any more."""
         self._heartbeat.forget()
-        self.bundler.clear()
         self.pump.disarm(self)
         self._drop_port(linger_ms)
         for call in list(self.calls.values()):

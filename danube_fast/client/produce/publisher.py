@@ -470,6 +470,8 @@ class Publisher(StraightWay):
                 lanes = (*self.lanes, *self.joining)
                 calls = [call for lane in lanes if (call := lane.close()) is not None]
                 self._routes.users.pop(self, None)
+                self.pump.unacked_bytes -= self.unacked_bytes  # no ack will be heard
+                self.unacked_bytes = 0
                 self.pump.notify()
         yield Wait(lambda: all(call.done for call in calls), deadline_ns)
 

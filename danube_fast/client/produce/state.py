@@ -87,15 +87,19 @@ class ProducerState:
         """Lane: release a frame that is acked or given up, and tell its callbacks."""
         self.unacked_bytes -= sending.frame_bytes
         self.pump.unacked_bytes -= sending.frame_bytes
+        self.packer.pool.give_back(sending.buffer)
+        if sending.error is None:
+            self._last = new_id((topic, sending.offset + sending.message_count - 1))
+            self.acked_messages += sending.message_count
+        if sending.error is not None or sending.callbacks:
+            self._tell_all(topic, sending)
         if self.starved and self.window_open:
             self._feed(sending.lane)
-        self.packer.pool.give_back(sending.buffer)
-        error, count, last = sending.error, sending.message_count, None
-        if error is None:
-            last = self._last = new_id((topic, sending.offset + count - 1))
-            self.acked_messages += count
-            if not sending.callbacks:
-                return
+
+    def _tell_all(self, topic: str, sending: Sending) -> None:
+        """Tell the callbacks of a frame, and keep an error that none of them hears."""
+        error, count = sending.error, sending.message_count
+        last = self._last if error is None else None
         told = 0
         for index, call in sending.callbacks or ():
             done = last
@@ -107,8 +111,8 @@ class ProducerState:
 
     def _feed(self, acked: Sender) -> None:
         """Let lanes send that no ack of their own lets go, unlike `acked`."""
-        starved, self.starved = self.starved, {}
-        for lane in starved:
+        for lane in tuple(self.starved):
+            del self.starved[lane]
             if lane is not acked:
                 lane.push_soon()
 

@@ -83,9 +83,9 @@ BUSY_BUNDLES = 2
 being read."""
 BUSY_FRAMES = 16
 """So many unanswered frames in one bundle are as good as another bundle."""
-FRAME_NS = 50_000
-"""What a small frame costs client, worker and consumer together. Batches that wait for an answer are gathered for as
-long as the frames on the way cost, so that frames with few messages do not take all of two processors."""
+FRAME_NS = 80_000
+"""Batches that wait for an answer are gathered so long for each frame on the way. A small one costs client, worker and
+consumer about 50 us together, so frames with few messages do not take all processors."""
 GATHER_NS_MAX = 50 * MILLISECOND_NS
 BUNDLE_BYTES_MAX = 1024 * 1024
 """Frames of many partitions that go out together; more make another bundle, or fewer where the broker's
