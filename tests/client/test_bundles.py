@@ -16,8 +16,8 @@ from danube_fast.client.values.limits import (
     BUNDLE_BYTES_MAX,
     BUSY_FRAMES,
     FOREVER_NS,
-    FRAME_NS,
     GATHER_NS_MAX,
+    GATHER_NS_PER_FRAME,
 )
 from danube_fast.frame.bundle import bundle_bytes
 from danube_fast.frame.hash import key_hash
@@ -178,7 +178,7 @@ def test_a_bundle_of_many_frames_is_enough_to_be_held_for(frames):
     rig.bundler.linger(lane, 0, LINGER_NS)
     rig.bundler.keep_time(LINGER_NS)
     assert lane.pushes == (1 if frames < BUSY_FRAMES else 0)
-    rig.now_ns = frames * FRAME_NS
+    rig.now_ns = frames * GATHER_NS_PER_FRAME
     rig.answer(request)
     assert lane.pushes == 1
 
@@ -192,7 +192,7 @@ def test_batches_are_gathered_the_longer_the_more_frames_are_on_the_way():
     rig.answer(1, request)
     assert rig.bundler.is_busy("fsync") and not rig.bundler.on_way
     rig.bundler.linger(late, 0, LINGER_NS)
-    rig.now_ns = 40 * FRAME_NS - 1
+    rig.now_ns = 40 * GATHER_NS_PER_FRAME - 1
     rig.bundler.on_time(rig.now_ns)
     assert (first.pushes, late.pushes) == (0, 0)
     assert rig.armed_ns == rig.now_ns + 2 * MS
@@ -228,7 +228,7 @@ def test_lanes_that_went_in_different_bundles_come_together(monkeypatch):
     assert together == [], "it waits for the others"
     rig.answer(another)
     assert waited_for.pushes == 1, "a call waits for what this lane has open"
-    rig.now_ns = BUSY_FRAMES * FRAME_NS
+    rig.now_ns = BUSY_FRAMES * GATHER_NS_PER_FRAME
     rig.answer(newest)
     assert [sorted(map(id, lanes)) for lanes in together] == [sorted([id(plain), id(held)])]
 
@@ -252,7 +252,7 @@ def test_a_session_that_was_lost_leaves_nothing_behind():
     assert len(rig.bundler._connection.sizes) == sent + 1
 
 
-def test_a_lane_for_which_the_window_closes_between_two_bundles_minds_it(monkeypatch):
+def test_a_lane_for_which_the_window_closes_between_two_bundles_waits_for_it(monkeypatch):
     rig = Rig()
     first, second = rig.lane(is_plain=True), rig.lane(is_plain=True)
     first.can_pack = second.can_pack = True

@@ -29,8 +29,8 @@ from danube_fast.client.values.limits import (
     BUSY_FRAMES,
     DRAIN_NS,
     FOREVER_NS,
-    FRAME_NS,
     GATHER_NS_MAX,
+    GATHER_NS_PER_FRAME,
 )
 from danube_fast.frame.bundle import sealed_bundle
 from danube_fast.frame.layout import BUNDLE_ENTRY_BYTES, BUNDLE_HEADER_BYTES
@@ -38,8 +38,8 @@ from danube_fast.net.protocol import Publish, Status, encode
 
 __all__ = ["Bundler"]
 
-_LOOKED_AT_MAX = 64
-"""So many unanswered bundles, the newest ones, are looked at for what a batch has to wait for."""
+_SCAN_MAX = 64
+"""Of the unanswered bundles only so many, the newest ones, are scanned for what a batch has to wait for."""
 _DUPLICATE = int(Status.DUPLICATE)
 _GATHERED = -1
 """Request number of a frame that goes out as soon as all are gathered."""
@@ -99,9 +99,10 @@ class Bundler:
         return ack_class in self._held or self._newest(ack_class) is not None
 
     def _newest(self, ack_class: str) -> int | None:
-        """Return the newest unanswered bundle of a class, if there is much of that class unanswered."""
+        """Return the request of the newest unanswered bundle of a class, or None if little of that class is
+        unanswered."""
         newest, bundles = None, 0
-        for request, sendings in islice(reversed(self.on_way.items()), _LOOKED_AT_MAX):
+        for request, sendings in islice(reversed(self.on_way.items()), _SCAN_MAX):
             if sendings[0].lane.ack_class == ack_class:
                 newest = request if newest is None else newest
                 bundles += 1
@@ -142,22 +143,24 @@ class Bundler:
     def _gather_ns(self, ack_class: str) -> int:
         """Return how long to gather for the frames of many lanes that are on the way."""
         frames = 0
-        for sendings in islice(reversed(self.on_way.values()), _LOOKED_AT_MAX):
+        for sendings in islice(reversed(self.on_way.values()), _SCAN_MAX):
             if len(sendings) > 1 and sendings[0].lane.ack_class == ack_class:
                 frames += len(sendings)
-        return min(frames * FRAME_NS, GATHER_NS_MAX)
+        return min(frames * GATHER_NS_PER_FRAME, GATHER_NS_MAX)
 
-    def _free(self, lanes: Iterable[Sender], free: set[str]) -> list[Sender]:
-        """Hold what is to be held of `lanes`, and return the others; classes in `free` are not looked at."""
+    def _hold_or_return(self, lanes: Iterable[Sender], released: set[str]) -> list[Sender]:
+        """Hold those of `lanes` that are to wait for an answer, and return the others. Classes in `released` do not
+        wait; a class that need not wait is added."""
         found = []
         for lane in lanes:
-            if lane.ack_class in free or not self._hold(lane):
-                free.add(lane.ack_class)
+            if lane.ack_class in released or not self._hold(lane):
+                released.add(lane.ack_class)
                 found.append(lane)
         return found
 
     @property
     def _waits(self) -> bool:
+        """Whether an open batch waits for an answer or a linger."""
         return bool(self._held or self._lingering)
 
     def keep_time(self, now_ns: int) -> None:
@@ -166,11 +169,14 @@ class Bundler:
         if now_ns - self._drained_ns >= DRAIN_NS:
             self._drained_ns = now_ns
             self._pump.try_drain()
+        self._send_due(now_ns)
+        self.look_ns = min(self._due_ns, self._drained_ns + DRAIN_NS)
+
+    def _send_due(self, now_ns: int) -> None:
+        """Send what was held for long enough, then what has lingered."""
+        self.answered()
         if now_ns >= self._due_ns:
             self._send_all(self._take_lingered)
-        if self._held:
-            self.answered()
-        self.look_ns = min(self._due_ns, self._drained_ns + DRAIN_NS)
 
     def forget(self, lane: Sender) -> None:
         """Drop a lane that leaves this connection."""
@@ -185,7 +191,7 @@ class Bundler:
 
     def _take_lingered(self) -> list[Sender]:
         """Take what has lingered, but for what is held for an answer."""
-        return self._free(self._take_lingering(), set())
+        return self._hold_or_return(self._take_lingering(), set())
 
     def _send_all(self, take: Callable[[], Iterable[Sender]]) -> None:
         """Send what is open in the lanes that `take` takes out, in as few bundles as may be."""
@@ -224,12 +230,13 @@ class Bundler:
 
     @staticmethod
     def _packable(lanes: list[Sender]) -> list[Sender]:
+        """Return the lanes for which the window has room; the others wait for it (`ProducerState.starved`)."""
         found = []
         for lane in lanes:
             if lane.can_pack:
                 found.append(lane)
             else:
-                lane.push()  # nothing goes; the lane minds that
+                lane.push()  # sends nothing, and notes that it waits
         return found
 
     def push_acked(self, lane: Sender) -> None:
@@ -257,7 +264,8 @@ class Bundler:
         acked, self._acked = self._acked, {}
         lanes.update((lane, None) for lane in acked if not lane.joins)
         # The others may wait, so that lanes which went in different bundles come together.
-        lanes.update(dict.fromkeys(self._free((lane for lane in acked if lane.joins), released)))
+        plain = [lane for lane in acked if lane.joins]
+        lanes.update(dict.fromkeys(self._hold_or_return(plain, released)))
         if self._lingering and (lanes or not self.on_way):
             lanes.update(self._take_lingering())
         return lanes
@@ -265,9 +273,7 @@ class Bundler:
     def on_time(self, now_ns: int) -> None:
         """Send batches whose linger is over, and those that were held for long enough. The sockets have just
         been read."""
-        self.answered()
-        if now_ns >= self._due_ns:
-            self._send_all(self._take_lingered)
+        self._send_due(now_ns)
         if self.on_way or self._held:
             self.look_for_answers()
 

@@ -79,14 +79,15 @@ PRODUCERS_CACHED_MAX = 1024
 REPLIERS_MAX = 256
 """Producers kept open on the reply topics of others, likewise."""
 BUSY_BUNDLES = 2
-"""With so many unanswered bundles of one ack class open batches wait for an answer: one is being synced, one is
+"""From so many unanswered bundles of one ack class on, open batches wait for an answer: one is being synced, one is
 being read."""
 BUSY_FRAMES = 16
-"""So many unanswered frames in one bundle are as good as another bundle."""
-FRAME_NS = 80_000
+"""One unanswered bundle of so many frames has the same effect."""
+GATHER_NS_PER_FRAME = 80_000
 """Batches that wait for an answer are gathered so long for each frame on the way. A small one costs client, worker and
 consumer about 50 us together, so frames with few messages do not take all processors."""
 GATHER_NS_MAX = 50 * MILLISECOND_NS
+"""The longest time that batches are gathered, however many frames are on the way."""
 BUNDLE_BYTES_MAX = 1024 * 1024
 """Frames of many partitions that go out together; more make another bundle, or fewer where the broker's
 own limit is smaller."""
